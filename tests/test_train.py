@@ -1,0 +1,168 @@
+"""train.py: pages, the language, the corpus and the head's training."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT, build_head, build_tiny, prompt_inputs
+
+import train
+from glance import BlockDraftHead, Target
+from train import HELD_OUT, TASKS, make_page, score
+
+SHIPPED = ROOT / "checkpoints" / "target"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_page_is_a_function_of_task_and_seed(task):
+    """Same seed: same pixels and words. Another seed: another page. The language's temperature never touches the picture."""
+    one, again, other, cold = make_page(task, 5), make_page(task, 5), make_page(task, 6), make_page(task, 5, temperature=0)
+    assert one.image.tobytes() == again.image.tobytes() and one.answer == again.answer
+    assert one.image.tobytes() != other.image.tobytes() and one.answer != other.answer
+    assert one.image.size == (128, 128) and [len(row) for row in one.cells] == [16] * 8
+    assert cold.facts == one.facts
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_score_knows_a_page_from_another(task):
+    """An answer is perfect on its own page; on another page it scores no better than chance."""
+    pages = [make_page(task, HELD_OUT + i) for i in range(40)]
+    own = [score(page, page.answer) for page in pages]
+    other = [score(page, pages[i - 1].answer) for i, page in enumerate(pages)]
+    assert all(right == asked > 0 for right, asked in own)
+    assert sum(right for right, _ in other) < 0.35 * sum(asked for _, asked in other)
+
+
+def test_score_sees_a_single_wrong_digit():
+    page = next(p for p in (make_page("chart", HELD_OUT + i) for i in range(50)) if p.prompt == "List the values.")
+    label, value = page.facts[2]
+    wrong = page.answer.replace(f"{label}: {value}", f"{label}: {value[:-1]}{(int(value[-1]) + 1) % 10}")
+    assert score(page, wrong) == (len(page.facts) - 1, len(page.facts))
+
+
+def test_unknown_task_and_size_are_refused_by_name():
+    with pytest.raises(ValueError, match="unknown task 'poem'.*caption"):
+        make_page("poem", 0)
+    with pytest.raises(ValueError, match="lines is 9"):
+        make_page("chart", 0, lines=9)
+
+
+def test_training_never_draws_a_held_out_page():
+    config = train.Config()
+    assert config.target_steps * 16 < train.CORPUS_SEEDS
+    assert max(row["seed"] for row in train.page_rows(config.corpus_rows)) < HELD_OUT
+
+
+@pytest.mark.parametrize("task, least", [("caption", 0.9), ("scene_text", 0.85)])
+def test_free_text_is_hard_to_foresee(task, least):
+    """Even a perfect greedy reader rarely says the same eight words on two pages: the free text is no template."""
+    spans = []
+    for i in range(150):
+        words = make_page(task, HELD_OUT + i, temperature=0).answer.split()
+        spans += [tuple(words[at : at + 8]) for at in range(0, len(words) - 7, 8)]
+    assert len(set(spans)) >= least * len(spans)
+
+
+def toy_block(anchors, total=30, first=10, seed=0):
+    target = build_tiny(seed)
+    head = build_head(target, seed)
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(total, len(head.taps) * 32, generator=generator)
+    tokens = torch.randint(0, 58, (total,), generator=generator).tolist()
+    return target, head, features, tokens, torch.tensor(anchors)
+
+
+def test_block_loss_is_the_weighted_mean_of_single_blocks():
+    """Two anchors in a batch: the same as each block drafted alone from its own context, weighted by hand."""
+    target, head, features, tokens, anchors = toy_block([14, 25])
+    loss, _ = train.block_loss(head, target, features, tokens, anchors)
+    weights, nats = train.block_loss_weights(7, 4.0), []
+    for r in anchors.tolist():
+        stream = torch.arange(r + 8)[None]
+        block = torch.tensor([[tokens[r]] + [head.config.mask_token_id] * 7])
+        hidden = head(target.embed(block), head.context(features[None, :r], stream[:, :r]), stream[:, r:], stream[:, :r])
+        log_q = head.marginals(hidden[0, 1:], target)
+        nats += [(weights[k], -log_q[k, tokens[r + 1 + k]]) for k in range(7) if r + 1 + k < len(tokens)]
+    by_hand = sum(w * n for w, n in nats) / sum(w for w, _ in nats)
+    assert len(nats) == 7 + 4 and torch.allclose(loss, by_hand, atol=1e-5)
+
+
+def test_a_block_never_sees_its_own_future():
+    """Features at and after r may be anything: the loss of that block does not move."""
+    target, head, features, tokens, anchors = toy_block([14])
+    before, _ = train.block_loss(head, target, features, tokens, anchors)
+    features[14:] += 5.0
+    after, _ = train.block_loss(head, target, features, tokens, anchors)
+    features[13] += 5.0
+    moved, _ = train.block_loss(head, target, features, tokens, anchors)
+    assert torch.equal(before, after) and not torch.allclose(before, moved)
+
+
+def test_rows_that_are_no_rows_are_named(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "hello"}\n{"image": "a.png"}\n')
+    with pytest.raises(ValueError, match="rows.jsonl, line 2.*prompt"):
+        train.read_rows(file)
+    assert train.main(["head", "--data", str(file), "--target", str(SHIPPED)]) == 2
+
+
+def test_a_stopped_head_training_goes_on_as_if_nothing_happened(tmp_path):
+    """Six steps in one go, or three, a stop and three more: the same weights, bit for bit."""
+    target, rows = Target.load(SHIPPED), [{"task": "document", "seed": 7, "ids": list(range(20, 60))}]
+    config = train.Config(head_steps=6, rows_per_step=1, anchors=4, head_layers=1)
+    whole = train.train_head(target, rows, tmp_path / "whole", config)
+
+    class Stop(Exception):
+        pass
+
+    def stop_at_four(*_):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Stop
+        return real(*_)
+
+    calls, real = [], train.block_loss
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(train, "block_loss", stop_at_four)
+        patch.setattr(train, "SAVE_SECONDS", 0)
+        train.train_head(target, rows, tmp_path / "cut", config)
+    resumed = train.train_head(target, rows, tmp_path / "cut", config)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values()))
+
+
+def test_a_head_for_ones_own_target_from_rows(tmp_path):
+    """The documented path for a real target: rows of image and prompt -> answers -> a DFlash folder that fits the target."""
+    for i in range(3):
+        make_page("chart", 20 + i).image.save(tmp_path / f"{i}.png")
+    rows = [{"image": f"{i}.png", "prompt": "Read the chart."} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"--target": SHIPPED, "--data": tmp_path / "rows.jsonl", "--corpus": tmp_path / "answers.jsonl", "--head": tmp_path / "head",
+               "--head-steps": 2, "--rows-per-step": 1, "--anchors": 4, "--max-new-tokens": 12}  # fmt: skip
+    assert train.main(["head", *(str(x) for pair in options.items() for x in pair)]) == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == 3 and all(1 <= len(row["ids"]) <= 12 for row in answers)
+    BlockDraftHead.from_pretrained(tmp_path / "head").check(Target.load(SHIPPED))
+
+
+def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
+    """Batched answers equal one-by-one answers; a torn last line is answered again."""
+    target, rows = Target.load(SHIPPED), train.page_rows(5)
+    whole = train.train_corpus(target, rows, tmp_path / "a.jsonl", batch=4, max_new_tokens=16)
+    for row in whole:
+        inputs = train.row_inputs(target, row)
+        alone = target.model.generate(**inputs, do_sample=False, max_new_tokens=16)[0, inputs["input_ids"].shape[1] :].tolist()
+        assert row["ids"] == alone
+    lines = (tmp_path / "a.jsonl").read_text().splitlines(True)
+    (tmp_path / "b.jsonl").write_text("".join(lines[:3]) + lines[3][:10])
+    assert train.train_corpus(target, rows, tmp_path / "b.jsonl", batch=4, max_new_tokens=16) == whole
+    with pytest.raises(ValueError, match="answers other rows"):
+        train.train_corpus(target, train.page_rows(6)[1:], tmp_path / "b.jsonl")
+
+
+def test_drills_come_first_and_then_every_task():
+    """The first lessons are random characters; afterwards the five tasks, on pages that grow to their full size."""
+    lessons = train.Lessons(train.load_processor(SHIPPED), steps=40, drill_steps=4, pages_per_step=8)
+    names = (*TASKS, "drill")
+    assert {names[t] for t in lessons[0]["tasks"].tolist()} == {"drill"}
+    assert "drill" not in {names[t] for t in lessons[39]["tasks"].tolist()}
+    assert {train.pick_task(seed) for seed in range(300)} == set(TASKS)

@@ -1,0 +1,177 @@
+"""verify.py on the shipped checkpoints: the main job, its options, its exit status, and that a broken line turns it red."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+
+import glance
+import verify
+from glance import BlockDraftHead, CandidateTree, EntropyLaw, Target
+from train import TASKS, make_page
+
+SMALL = ["--prompts", "1", "--max-new-tokens", "48"]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    target = Target.load(ROOT / "checkpoints" / "target")
+    return target, BlockDraftHead.from_pretrained(ROOT / "checkpoints" / "head")
+
+
+def test_the_main_job_from_any_folder(tmp_path):
+    """`python verify.py` as a newcomer types it, only shorter: exit 0, every task in the table, and the promised JSON."""
+    command = [sys.executable, str(ROOT / "verify.py"), *SMALL, "--json", "out.json", "--rounds", "rounds.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(task in done.stdout for task in TASKS) and "5 of 5 prompts identical" in done.stdout
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert set(result) >= {"config", "environment", "tasks", "total", "law"} and set(result["tasks"]) == set(TASKS)
+    for task in result["tasks"].values():
+        assert set(task) >= {"prompts", "identical", "accuracy", "grounding", "entropy", "min_margin", "greedy_ms_per_token",
+                             "library_ms_per_token", "drafters"}  # fmt: skip
+        for drafter in ("glance", "spine"):
+            figures = task["drafters"][drafter]
+            assert set(figures) >= {"tau", "rounds", "tokens", "ms_per_token", "speedup", "at_cap", "stage_ms"}
+            assert set(figures["stage_ms"]) == {"draft", "tree", "verify", "commit"}
+            assert figures["tau"] == pytest.approx(figures["tokens"] / figures["rounds"])
+    assert set(result["total"]) >= {"prompts", "identical", "uncertified", "geomean_speedup"}
+    assert set(result["law"]["pooled"]) >= {"b0", "b1", "r2_deciles", "rounds"}
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert len(rounds) == sum(t["drafters"][d]["rounds"] for t in result["tasks"].values() for d in ("glance", "spine"))
+
+
+def broken_mask(parents):
+    """Everyone sees everything before it: siblings leak into each other."""
+    return torch.ones(len(parents), len(parents), dtype=torch.bool).tril()
+
+
+def broken_positions(target, inputs, taps=()):
+    sequence, logits, features = Target._prefill(target, inputs, taps)
+    sequence.root_position = sequence.root_position + 1
+    return sequence, logits, features
+
+
+def broken_commit(target, sequence, tree, path):
+    """Keeps the first rows of the pass instead of the accepted path."""
+    Target._commit(target, sequence, tree, list(range(1, len(path) + 1)))
+
+
+@pytest.mark.parametrize("name, mutant", [("mask", broken_mask), ("position", broken_positions), ("commit", broken_commit)])
+def test_break_one_line_and_the_audit_turns_red(monkeypatch, capsys, name, mutant):
+    """Exit status 1 and a printed divergence for a wrong mask, position or commit. The target itself is untouched."""
+    if name == "mask":
+        monkeypatch.setattr(glance, "ancestor_mask", mutant)
+    else:
+        attribute = {"position": "prefill", "commit": "commit"}[name]
+        monkeypatch.setattr(Target, f"_{attribute}", getattr(Target, attribute), raising=False)
+        monkeypatch.setattr(Target, attribute, mutant)
+    assert verify.main(["--prompts", "2", "--tasks", "caption,document", "--budget", "31"]) == 1
+    printed = capsys.readouterr().out
+    assert "DIVERGENCE" in printed and "unchanged" in printed
+
+
+def test_a_slice_of_the_full_audit(capsys):
+    """Two prompts a task: budgets, branches, and heads that are random, wrong, perfect or NaN never change the text."""
+    assert verify.main(["--prompts", "2", "--max-new-tokens", "24", "--audit", "full"]) == 0
+    assert "10 prompts, 0 divergences" in capsys.readouterr().out
+
+
+def test_the_full_audit_can_fail(monkeypatch, shipped):
+    """An oracle that commits its own draft without asking the target is caught."""
+    target, head = shipped
+    config = verify.Config(prompts=1, max_new_tokens=24, device="cpu")
+    samples = verify.load_samples(config)["document"]
+    answer = verify.answer_prompt(target, {"glance": head}, samples[0], samples[0], config)
+    monkeypatch.setattr(glance, "accept_greedy", lambda tree, logits: (list(range(1, len(tree) + 1)), int(logits[-1].argmax())))
+    assert verify.full_audit(target, head, [answer], config)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--tasks", "poem"], "unknown task poem"),
+    (["--prompts", "0"], "--prompts must be at least 1"),
+    (["--drafters", "oracle"], "unknown drafter oracle"),
+    (["--dtype", "float8"], "--dtype is float32 or bfloat16"),
+    (["--head", "no/such/head"], "no/such/head"),
+    (["--target", "no/such/target"], "no/such/target"),
+    (["--data", "no/such/folder"], "no .jsonl file"),
+    (["--show", "poem"], "--show poem"),
+])  # fmt: skip
+def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, capsys):
+    assert verify.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_unknown_options_are_rejected():
+    with pytest.raises((SystemExit, ValueError)):
+        verify.main(["--bugdet", "3"])
+
+
+@pytest.mark.parametrize("row, message", [
+    ("{", "line 2: not JSON"), ('{"image": "a.png"}', "line 2: a row needs a text field 'prompt'"), ("[1]", "line 2: a row needs"),
+    ('{"image": "gone.png", "prompt": "?"}', "line 2: image .*gone.png cannot be read"),
+    ('{"image": "cut.png", "prompt": "?"}', "line 2: image .*cut.png cannot be read"),
+])  # fmt: skip
+def test_a_bad_row_is_named_with_file_and_line(tmp_path, row, message):
+    image = tmp_path / "good.png"
+    make_page("chart", 1).image.save(image)
+    (tmp_path / "cut.png").write_bytes(image.read_bytes()[:200])
+    (tmp_path / "mine.jsonl").write_text('{"image": "good.png", "prompt": "Read the chart."}\n' + row + "\n")
+    with pytest.raises(verify.BadInput, match=f"mine.jsonl, {message}"):
+        verify.load_samples(verify.Config(data=str(tmp_path)))
+
+
+def test_ones_own_pages_with_and_without_image(tmp_path, capsys):
+    """--data: images of other sizes and a prompt without one; the same audit, no accuracy column to fill."""
+    make_page("document", 3).image.crop((0, 0, 96, 64)).save(tmp_path / "a.png")
+    rows = [{"image": "a.png", "prompt": "Read this document."}, {"prompt": "Read the chart."}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert verify.main(["--data", str(tmp_path), "--max-new-tokens", "24"]) == 0
+    assert "2 of 2 prompts identical" in capsys.readouterr().out
+
+
+def test_show_saves_the_page_and_prints_every_round(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert verify.main(["--show", "document", "--prompts", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "page_document.png").stat().st_size > 0 and "tau = " in printed
+    text = make_page("document", verify.HELD_OUT).answer
+    assert text[:3] in printed.replace("[", "").replace("]", "")
+
+
+def test_sampling_says_the_same_as_plain_sampling(capsys):
+    """Temperature 1: every drafter gives the text that plain sampling gives from the same seed."""
+    assert verify.main([*SMALL, "--temperature", "1", "--tasks", "caption,chart", "--seed", "3"]) == 0
+
+
+def test_scripted_drafters_are_what_they_say(shipped):
+    """The oracle is always accepted in full, the shifted one never: the gallery of the full audit is no straw man."""
+    target, head = shipped
+    sample = verify.load_samples(verify.Config(prompts=1))["document"][0]
+    inputs = verify.encode(target, sample.prompt, sample.image)
+    config = verify.Config(max_new_tokens=40)
+    reference, _, _ = verify.library_generate(target, inputs, config)
+    for shift, tau in ((0, 16), (1, 1)):
+        arm = verify.run_arm(target, verify.Scripted(reference, 704, shift), inputs, config)
+        assert arm.tokens == reference and arm.rounds[1].accepted == tau - 1
+
+
+def test_a_changed_parameter_changes_the_hash(shipped):
+    target, _ = shipped
+    before = verify.parameter_hash(target.model)
+    weight = next(target.model.parameters())
+    with torch.no_grad():
+        weight.view(-1)[0] += 1
+        changed = verify.parameter_hash(target.model)
+        weight.view(-1)[0] -= 1
+    assert before != changed
+
+
+def test_few_rounds_give_no_law():
+    law = EntropyLaw(1.0, 0.5, (0.3, 0.7), 299, 0.9)
+    assert not law.identified and str(law).startswith("not identified") and EntropyLaw(1.0, 0.5, (0.3, 0.7), 300, 0.9).identified
+    assert CandidateTree.empty(3).tokens == [3]
