@@ -211,6 +211,8 @@ class BlockDraftHead(nn.Module):
 
     def __init__(self, config: HeadConfig):
         super().__init__()
+        if "sliding_attention" in (config.layer_types or []) and not config.sliding_window:
+            raise ValueError("draft head config asks for sliding_attention layers but gives no sliding_window")
         self.config = config
         self.taps = list(config.target_layer_ids)
         self.fc = nn.Linear(len(self.taps) * config.hidden_size, config.hidden_size, bias=False)
@@ -612,6 +614,8 @@ class Target:
         ids = inputs["input_ids"]
         if ids.shape[0] != 1:
             raise ValueError(f"one prompt at a time: input_ids has batch size {ids.shape[0]}, the method here is for batch 1")
+        if "attention_mask" in inputs and not bool(inputs["attention_mask"].all()):
+            raise ValueError("the prompt holds padding: its attention_mask has zeros; pass one prompt without padding")
         kwargs = {name: value for name, value in inputs.items() if name != "input_ids"}
         kwargs["position_ids"] = self.model._prepare_position_ids_for_generation(ids, {**kwargs, "input_ids": ids})
         if self.model._supports_logits_to_keep():
@@ -917,8 +921,8 @@ def decode(target: Target, drafter, inputs: dict, *, max_new_tokens: int = 128, 
         temperature: 0 is greedy. Above 0, `generator` is required and top_k / top_p apply to the target's law.
     Raises: ValueError for options that contradict each other or a batch above 1.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if max_new_tokens < 1 or budget < 0 or branch < 1:
+        raise ValueError(f"out of range: max_new_tokens={max_new_tokens}, budget={budget}, branch={branch}")
     accept = acceptor(temperature, top_k, top_p, generator)
     ends = set(end_tokens(target) if end_ids is None else end_ids)
     drafter = drafter or NoDraft()
@@ -959,7 +963,7 @@ def generate(target: Target, drafter, inputs: dict, **options) -> Generation:
     left = 0
     for r in reversed(generation.rounds[1:]):
         left += len(r.tokens)
-        r.cap = min(block - 1, left) if block else max(r.tree.depths)
+        r.cap = min(block - 1 if block else max(r.tree.depths), left)
     return generation
 
 

@@ -58,6 +58,9 @@ class Config:
     json: str = option("", "write all results to this file")
 
 
+ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}  # the most by which logits of a correct pass differ between 1 and N + 1 tokens
+
+
 class BadInput(Exception):
     """Something the user can mend; printed as one line, exit status 2."""
 
@@ -250,8 +253,12 @@ def run_arm(target: Target, drafter, inputs: dict, config: Config, budget: int |
                     branch=branch or config.branch, temperature=config.temperature, generator=generator, keep_logits=True)  # fmt: skip
 
 
-def compare(answer: Answer, name: str, arm: Generation, plain: Generation) -> None:
-    """Certify each position of an arm against the one-token pass, and record the first divergence if there is one."""
+def compare(answer: Answer, name: str, arm: Generation, plain: Generation, rounding: float) -> None:
+    """Certify each position of an arm against the one-token pass, and record the first divergence if there is one.
+
+    It is "uncertified" where two logits of the target lie closer than twice the noise, and the noise is no more than rounding: a
+    broken mask makes noise as well, but more than that.
+    """
     mine, theirs = (torch.cat([r.logits for r in g.rounds]) for g in (arm, plain))
     margins = [m for r in arm.rounds for m in r.margins]
     same = next((i for i, (a, b) in enumerate(zip(arm.tokens, answer.reference)) if a != b), None)
@@ -266,7 +273,7 @@ def compare(answer: Answer, name: str, arm: Generation, plain: Generation) -> No
         return
     at, margin = min(same, upto - 1), margins[min(same, len(margins) - 1)]
     answer.divergences.append({"drafter": name, "task": answer.sample.task, "position": same, "margin": margin, "noise": noise[at],
-                               "uncertified": margin <= 2 * noise[at]})  # fmt: skip
+                               "uncertified": noise[at] <= rounding and margin <= 2 * noise[at]})  # fmt: skip
 
 
 def answer_prompt(target: Target, drafters: dict, sample: Sample, other: Sample, config: Config) -> Answer:
@@ -291,7 +298,7 @@ def answer_prompt(target: Target, drafters: dict, sample: Sample, other: Sample,
     grounding = mean_entropy(target, blank, reference) - entropy if blank else math.nan
     answer = Answer(sample, reference, seconds, text, right, asked, swapped, entropy, grounding, arms)
     for name, arm in arms.items():
-        compare(answer, name, arm, arms["greedy"])
+        compare(answer, name, arm, arms["greedy"], ROUNDING[config.dtype])
     return answer
 
 
@@ -308,7 +315,7 @@ def full_audit(target: Target, head: BlockDraftHead, answers: list[Answer], conf
             arm = run_arm(target, drafter, inputs, config, budget, branch)
             if arm.tokens != answer.reference:
                 before = len(answer.divergences)
-                compare(answer, f"{name} N={budget} branch={branch}", arm, answer.arms["greedy"])
+                compare(answer, f"{name} N={budget} branch={branch}", arm, answer.arms["greedy"], ROUNDING[config.dtype])
                 faults += answer.divergences[before:]
     print(f"full audit: {len(grid)} settings x {len(answers)} prompts, {len(faults)} divergences")
     return faults

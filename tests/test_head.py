@@ -199,7 +199,7 @@ def test_context_in_pieces_equals_context_at_once(tiny_target):
         return log_q
 
     whole = draft(slice(0, 11))
-    assert (draft(slice(0, 6), slice(6, 7), slice(7, 11)) - whole).abs().max() < 1e-5
+    assert (draft(slice(0, 6), slice(6, 7), slice(7, 11)) - whole).abs().max() < 5e-5  # fp32 rounding at log-probabilities of -20
     assert (draft(slice(0, 6), slice(7, 11)) - whole).abs().max() > 1e-3
     assert (draft(slice(0, 7), slice(6, 11)) - whole).abs().max() > 1e-3
 

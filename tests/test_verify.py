@@ -63,6 +63,7 @@ def broken_commit(target, sequence, tree, path):
 @pytest.mark.parametrize("name, mutant", [("mask", broken_mask), ("position", broken_positions), ("commit", broken_commit)])
 def test_break_one_line_and_the_audit_turns_red(monkeypatch, capsys, name, mutant):
     """Exit status 1 and a printed divergence for a wrong mask, position or commit. The target itself is untouched."""
+    monkeypatch.setattr(Target, "_self_check", lambda self: None)  # it would refuse at once; here the audit itself is on trial
     if name == "mask":
         monkeypatch.setattr(glance, "ancestor_mask", mutant)
     else:
@@ -76,7 +77,7 @@ def test_break_one_line_and_the_audit_turns_red(monkeypatch, capsys, name, mutan
 
 def test_a_slice_of_the_full_audit(capsys):
     """Two prompts a task: budgets, branches, and heads that are random, wrong, perfect or NaN never change the text."""
-    assert verify.main(["--prompts", "2", "--max-new-tokens", "24", "--audit", "full"]) == 0
+    assert verify.main(["--prompts", "2", "--max-new-tokens", "12", "--audit", "full"]) == 0
     assert "10 prompts, 0 divergences" in capsys.readouterr().out
 
 
@@ -139,8 +140,8 @@ def test_show_saves_the_page_and_prints_every_round(tmp_path, monkeypatch, capsy
     assert verify.main(["--show", "document", "--prompts", "1"]) == 0
     printed = capsys.readouterr().out
     assert (tmp_path / "page_document.png").stat().st_size > 0 and "tau = " in printed
-    text = make_page("document", verify.HELD_OUT).answer
-    assert text[:3] in printed.replace("[", "").replace("]", "")
+    rounds = [line for line in printed.splitlines() if line[:5].strip().isdigit()]
+    assert len(rounds) > 3 and "<|im_end|>" in rounds[-1]
 
 
 def test_sampling_says_the_same_as_plain_sampling(capsys):
