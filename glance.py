@@ -607,7 +607,7 @@ class Target:
 
         The model makes its own masks and positions here (an image block may be bidirectional, an image may take many tokens
         but few positions). Then it is asked how it would continue with one token: the answer carries every shift.
-        Raises ValueError for a batch of more than one prompt.
+        Raises ValueError for a batch of more than one prompt, or a padded one.
         """
         from transformers import DynamicCache
 
@@ -919,7 +919,7 @@ def decode(target: Target, drafter, inputs: dict, *, max_new_tokens: int = 128, 
         max_new_tokens: at least 1, the prefill's token included. end_ids: None for the target's own.
         budget, branch: N and the tokens tried per offset. They change the speed, never the text.
         temperature: 0 is greedy. Above 0, `generator` is required and top_k / top_p apply to the target's law.
-    Raises: ValueError for options that contradict each other or a batch above 1.
+    Raises: ValueError for options out of range or in contradiction, for a batch above 1 and for a padded prompt.
     """
     if max_new_tokens < 1 or budget < 0 or branch < 1:
         raise ValueError(f"out of range: max_new_tokens={max_new_tokens}, budget={budget}, branch={branch}")

@@ -1,6 +1,6 @@
 """Everything in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
 
-    python train.py               all of it, in order: target, corpus, head (about an hour and a half on two CPU cores)
+    python train.py               all of it, in order: target, corpus, head (about an hour on two CPU cores)
     python train.py target        one part alone; `corpus` and `head` likewise
     python train.py head --target <folder or hub id> --data rows.jsonl      a head for a target of your own
     python train.py --help        every option with its default

@@ -188,7 +188,7 @@ def test_cached_context_equals_a_fresh_one(tiny_target, right, grids):
 
 def test_context_in_pieces_equals_context_at_once(tiny_target):
     """Eleven features cached as 6 + 1 + 4 give the same draft as eleven at once; a forgotten or doubled one does not."""
-    head = shaken(build_head(tiny_target))
+    head = shaken(build_head(tiny_target)).double()  # in fp32 the rounding of log-probabilities near -20 alone is 1e-5
     features = features_of(head)
 
     def draft(*pieces):
@@ -199,7 +199,7 @@ def test_context_in_pieces_equals_context_at_once(tiny_target):
         return log_q
 
     whole = draft(slice(0, 11))
-    assert (draft(slice(0, 6), slice(6, 7), slice(7, 11)) - whole).abs().max() < 5e-5  # fp32 rounding at log-probabilities of -20
+    assert (draft(slice(0, 6), slice(6, 7), slice(7, 11)) - whole).abs().max() < 1e-5
     assert (draft(slice(0, 6), slice(7, 11)) - whole).abs().max() > 1e-3
     assert (draft(slice(0, 7), slice(6, 11)) - whole).abs().max() > 1e-3
 

@@ -38,6 +38,8 @@ def test_the_main_job_from_any_folder(tmp_path):
             assert set(figures) >= {"tau", "rounds", "tokens", "ms_per_token", "speedup", "at_cap", "stage_ms"}
             assert set(figures["stage_ms"]) == {"draft", "tree", "verify", "commit"}
             assert figures["tau"] == pytest.approx(figures["tokens"] / figures["rounds"])
+        # the certificate covers every position of every drafter (the prefill's token included), not the last drafter's only
+        assert task["positions"] == sum(d["tokens"] + task["prompts"] for d in task["drafters"].values())
     assert set(result["total"]) >= {"prompts", "identical", "uncertified", "geomean_speedup"}
     assert set(result["law"]["pooled"]) >= {"b0", "b1", "r2_deciles", "rounds"}
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
@@ -77,7 +79,7 @@ def test_break_one_line_and_the_audit_turns_red(monkeypatch, capsys, name, mutan
 
 def test_a_slice_of_the_full_audit(capsys):
     """Two prompts a task: budgets, branches, and heads that are random, wrong, perfect or NaN never change the text."""
-    assert verify.main(["--prompts", "2", "--max-new-tokens", "12", "--audit", "full"]) == 0
+    assert verify.main(["--prompts", "2", "--max-new-tokens", "24", "--audit", "full"]) == 0
     assert "10 prompts, 0 divergences" in capsys.readouterr().out
 
 
@@ -135,13 +137,16 @@ def test_ones_own_pages_with_and_without_image(tmp_path, capsys):
     assert "2 of 2 prompts identical" in capsys.readouterr().out
 
 
-def test_show_saves_the_page_and_prints_every_round(tmp_path, monkeypatch, capsys):
+def test_show_saves_the_page_and_prints_every_round(tmp_path, monkeypatch, capsys, shipped):
     monkeypatch.chdir(tmp_path)
     assert verify.main(["--show", "document", "--prompts", "1"]) == 0
     printed = capsys.readouterr().out
     assert (tmp_path / "page_document.png").stat().st_size > 0 and "tau = " in printed
     rounds = [line for line in printed.splitlines() if line[:5].strip().isdigit()]
-    assert len(rounds) > 3 and "<|im_end|>" in rounds[-1]
+    target, sample = shipped[0], verify.load_samples(verify.Config(prompts=1))["document"][0]
+    reference, _, _ = verify.library_generate(target, verify.encode(target, sample.prompt, sample.image), verify.Config())
+    text = "".join(line[31:] for line in rounds).replace("[", "").replace("]", "").replace("\\n", "\n")
+    assert len(rounds) > 3 and text == target.processor.tokenizer.decode(reference)
 
 
 def test_sampling_says_the_same_as_plain_sampling(capsys):
