@@ -1,8 +1,11 @@
 """Everything in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
 
-    python train.py               all of it, in order: target, corpus, head (about an hour on two CPU cores)
-    python train.py target        one part alone; `corpus` and `head` likewise
+    python train.py               all of it, in order: target, corpus, head, eagle (about an hour and a half on two CPU cores)
+    python train.py target        one part alone; `corpus`, `head` and `eagle` (the EAGLE-3 head it is compared with) likewise
     python train.py head --target <folder or hub id> --data rows.jsonl      a head for a target of your own
+    python train.py head --head <folder> --tasks caption,scene_text         a head that never met the other tasks
+    python train.py head --head <folder> --blank                            a head that never saw a page
+    python train.py --text --target <folder> --corpus <file> --head <folder> --eagle <folder>      all of it, without eyes
     python train.py --help        every option with its default
 
 A run that was stopped goes on where it last saved. What is drawn depends on the seeds alone.
@@ -17,6 +20,7 @@ import random
 import re
 import sys
 import time
+import warnings
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,10 +37,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from torch import nn
 from tqdm import tqdm
-from transformers import GenerationConfig, HfArgumentParser, Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import GenerationConfig, HfArgumentParser, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from glance import BlockDraftHead, HeadConfig, Target, block_loss_weights, default_taps, end_tokens, load_processor
+from glance import BlockDraftHead, Eagle3Head, HeadConfig, Target, block_loss_weights, default_taps, end_tokens, load_processor
 
 
 def option(default, text: str):
@@ -175,9 +180,12 @@ def leaning(detail: str, options: tuple[str, ...]) -> tuple[float, ...]:
 
 
 class Voice:
-    """Speaks one answer, remembering what it said. Temperature 0 shows what a perfect greedy reader would say."""
+    """Speaks one answer, remembering what it said.
 
-    def __init__(self, rng: random.Random, temperature: float = 1.0):
+    Temperature 0 is what a perfect greedy reader would say. With None there is no free word: the bare list of what there is.
+    """
+
+    def __init__(self, rng: random.Random, temperature: float | None = 1.0):
         self.rng, self.temperature, self.words = rng, temperature, ["", ""]
         self.spoken: list[str] = []                                            # the same words with their punctuation
 
@@ -191,7 +199,10 @@ class Voice:
             return max(fresh, key=fresh.get)
         return self.rng.choices(list(fresh), [math.exp(z / self.temperature) for z in fresh.values()])[0]
 
-    def say(self, clauses: tuple[str, ...], details: list[str], **read: str) -> None:
+    def say(self, clauses: tuple[str, ...], details: list[str], bare: str = "", **read: str) -> None:
+        if self.temperature is None:
+            self.spoken += [re.sub(r"\$(\w+)", lambda name: read[name[1]], bare)] if bare else []
+            return
         for token in self.choose(clauses, details).split():
             before, word, after = re.fullmatch(r"(\W*?)(\$?\w+)(\W*)", token).groups()
             if word in WORDS:
@@ -213,8 +224,8 @@ def details_of(thing: Thing, other: Thing, ground: str) -> list[str]:
 
 def describe(voice: Voice, things: list[Thing], ground: str) -> None:
     for i, thing in enumerate(things):
-        voice.say(OBJECT, details_of(thing, things[(i + 1) % len(things)], ground), colour=thing.colour,
-                  shape=thing.shape, size=thing.size, side=SIDES[thing.column])
+        voice.say(OBJECT, details_of(thing, things[(i + 1) % len(things)], ground), "$size $colour $shape on the $side,",
+                  colour=thing.colour, shape=thing.shape, size=thing.size, side=SIDES[thing.column])
 
 
 # -- drawing ------------------------------------------------------------------------------------------------------------
@@ -326,7 +337,10 @@ def some_things(rng: random.Random, spots: list[tuple[int, int]], n: int) -> lis
 
 # -- the five tasks, from free to grounded --------------------------------------------------------------------------------
 
-def caption(rng: random.Random, lines: int, temperature: float) -> Page:
+LIST = "List what is there."                    # the question under a page whose answer is bare
+
+
+def caption(rng: random.Random, lines: int, temperature: float | None) -> Page:
     sheet, ground = Sheet(rng, 0), rng.choice(GROUNDS)
     things = some_things(rng, [(r, c) for r in range(3) for c in range(4)], min(lines, rng.choice((3, 4, 4))))
     sheet.ground(ground)
@@ -336,16 +350,18 @@ def caption(rng: random.Random, lines: int, temperature: float) -> Page:
     voice.say(OPENING, details_of(things[0], things[-1], ground), ground=ground)
     describe(voice, things, ground)
     voice.say(CLOSING, details_of(things[-1], things[0], ground))
-    prompt = rng.choice(("Describe the picture.", "Write a caption.", "What do you see?"))
+    prompt = LIST if temperature is None else rng.choice(("Describe the picture.", "Write a caption.", "What do you see?"))
     return sheet.page("caption", prompt, voice.text(), [(t.size, t.colour, t.shape, SIDES[t.column]) for t in things])
 
 
-def scene_text(rng: random.Random, lines: int, temperature: float) -> Page:
+def scene_text(rng: random.Random, lines: int, temperature: float | None) -> Page:
     sheet, ground, colour = Sheet(rng, 0), rng.choice(GROUNDS), rng.choice(list(COLOURS))
     scale = rng.choice((1, 1, 2))
     words, n = [], min(lines, 2 if scale == 2 else rng.choice((2, 3)))
     while len(words) < n:
         word = rng.choice(SIGNS) if rng.random() < 0.6 else "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3)))
+        if temperature is None:                                                 # a drill: nothing to guess
+            word = "".join(rng.choices(DRILL_LETTERS, k=rng.randint(3, 6)))
         if len(word) <= 7 and word not in words:
             words.append(word)
     words = [w.capitalize() for w in words] if rng.random() < 0.25 else words
@@ -370,13 +386,14 @@ def scene_text(rng: random.Random, lines: int, temperature: float) -> Page:
         sheet.write(row + i * scale, col + (width - scale * len(word)) // 2, word, ink, scale)
 
     voice = Voice(rng, temperature)
-    voice.say(SIGN, details_of(sign, clutter[0], ground), colour=colour, side=SIDES[column], words=" ".join(words))
+    voice.say(SIGN, details_of(sign, clutter[0], ground), '"$words" $colour sign on the $side,', colour=colour, side=SIDES[column], words=" ".join(words))
     describe(voice, clutter, ground)
     prompt = rng.choice(("What does the sign say?", "Describe the sign and what is around it.", "Read the sign."))
+    prompt = LIST if temperature is None else prompt
     return sheet.page("scene_text", prompt, voice.text(), words)
 
 
-def infographic(rng: random.Random, lines: int, temperature: float) -> Page:
+def infographic(rng: random.Random, lines: int, temperature: float | None) -> Page:
     sheet, n = Sheet(rng), min(3, max(1, lines // 2))
     title = f"{rng.choice(GOODS)} in {rng.choice(CITIES)}"
     sheet.write(0, rng.randint(0, COLS - len(title)), title)
@@ -397,7 +414,7 @@ def infographic(rng: random.Random, lines: int, temperature: float) -> Page:
     return sheet.page("infographic", prompt, voice.text(), facts)
 
 
-def document(rng: random.Random, lines: int, temperature: float) -> Page:
+def document(rng: random.Random, lines: int, temperature: float | None) -> Page:
     """Rows of (left, right, how the row is told). Question and transcription read the same rows: pure reading."""
     sheet, n = Sheet(rng), min(lines, rng.choice((6, 7, 7)))
     rows = rng.choice((receipt, form, letter))(rng, n)
@@ -459,7 +476,7 @@ def letter(rng: random.Random, n: int) -> list[tuple[str, str, str]]:
     return ([(date, "", f"the letter of {date}"), (f"dear {to},", "", f"asking {to}")] + body)[:n - 1] + [signed]
 
 
-def chart(rng: random.Random, lines: int, temperature: float) -> Page:
+def chart(rng: random.Random, lines: int, temperature: float | None) -> Page:
     sheet, upright = Sheet(rng), rng.random() < 0.3
     title = f"{rng.choice(GOODS if not upright else SHORT)} {rng.choice(TOPICS)}"
     title = f"{title} {rng.randint(10, 99)}" if len(title) <= COLS - 3 else title[:COLS]
@@ -506,8 +523,8 @@ def drill(rng: random.Random, lines: int, temperature: float) -> Page:
     return sheet.page("drill", "Read this document.", "\n".join(rows), rows)
 
 
-def make_page(task: str, seed: int, lines: int = 7, temperature: float = 1.0) -> Page:
-    """The page of (task, seed). `lines` is the curriculum: it caps rows and objects. `temperature` is the language's."""
+def make_page(task: str, seed: int, lines: int = 7, temperature: float | None = 1.0) -> Page:
+    """The page of (task, seed). `lines` is the curriculum: it caps rows and objects. `temperature` is the language's; None: bare."""
     if task not in (*TASKS, "drill"):
         raise ValueError(f"unknown task {task!r}: expected one of {', '.join(TASKS)}")
     if not 2 <= lines <= (7 if task in TASKS else 8):
@@ -542,7 +559,12 @@ def score(page: Page, text: str) -> tuple[int, int]:
 # 2  target: a small vision-language model that truly reads
 #
 # A genuine Qwen3-VL, only small. Reading does not come by itself: on answer loss alone it becomes a language model that
-# ignores the page. Two things make it read: a probe that asks the vision tower for the glyphs, and pages that start small.
+# ignores the page. What makes it read, in this order:
+#
+#   eyes      the vision tower alone, under a throw-away probe that asks it for glyphs, colours and shapes
+#   drills    pages whose answer cannot be guessed: random characters, bare lists of shapes, signs of random letters
+#   lessons   the five tasks, on pages that grow from two lines to seven
+#   signs     a last season, signs above all: they are what is read last
 # ---------------------------------------------------------------------------------------------------------------------
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -610,15 +632,16 @@ def build_target(folder, tokenizer, seed=0):
     return model
 
 
-MIX = {"caption": 0.30, "scene_text": 0.21, "infographic": 0.15, "document": 0.19, "chart": 0.15}
+MIX = {"caption": 0.42, "scene_text": 0.18, "infographic": 0.12, "document": 0.18, "chart": 0.10}
+SIGN_MIX = {"caption": 0.13, "scene_text": 0.70, "infographic": 0.06, "document": 0.06, "chart": 0.05}  # the last lessons
 FULL_PAGE = 7                # lines of a finished page; the curriculum climbs to it
 EYE_SEEDS = 400_000_000      # pages of the first look
 CORPUS_SEEDS = 500_000_000   # the corpus reads pages from here, training from 0: both below HELD_OUT, never the same
 
 
-def pick_task(number: int) -> str:
+def pick_task(number: int, mix: dict[str, float] = MIX) -> str:
     """Which task page `number` belongs to: a pure function, so a resumed run meets exactly the pages it would have."""
-    return random.Random(number).choices(list(MIX), weights=list(MIX.values()))[0]
+    return random.Random(number).choices(list(mix), weights=list(mix.values()))[0]
 
 
 def prompts_for(pages, processor):
@@ -634,20 +657,25 @@ READ = ("input_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")  # w
 class Lessons(torch.utils.data.Dataset):
     """Lesson number -> one training batch; nothing is drawn from a shared generator, so order and workers do not matter."""
 
-    def __init__(self, processor, steps: int, drill_steps: int, pages_per_step: int):
-        self.processor, self.steps, self.drill_steps, self.pages_per_step = processor, steps, drill_steps, pages_per_step
+    def __init__(self, processor, steps: int, drill_steps: int, pages_per_step: int, before: int = 0):
+        """before: steps of an earlier season. The second season has neither drills nor a curriculum, and reads signs above all."""
+        self.processor, self.steps, self.drill_steps, self.pages_per_step, self.before = processor, steps, drill_steps, pages_per_step, before
 
     def __len__(self):
         return self.steps
 
     def __getitem__(self, step):
-        first = step * self.pages_per_step
+        first = (self.before + step) * self.pages_per_step
         seeds = range(first, first + self.pages_per_step)
-        if step < self.drill_steps:
-            pages = [make_page("drill", seed, 2 if step < self.drill_steps // 2 else 4) for seed in seeds]
-        else:  # two lines, and one more every twentieth of the run
+        if step < self.drill_steps:  # half of them characters, a quarter shapes, a quarter signs; nothing to guess in any
+            kinds, lines = ("drill", "caption", "drill", "scene_text"), 2 if step < self.drill_steps // 2 else 4
+            pages = [make_page(kinds[seed % 4], seed, lines, None) for seed in seeds]
+        else:  # two lines, and one more every twentieth of the run; until they are full, every other picture's answer is bare
             done = (step - self.drill_steps) / (self.steps - self.drill_steps)
-            pages = [make_page(pick_task(seed), seed, min(FULL_PAGE, 2 + int(20 * done))) for seed in seeds]
+            lines = FULL_PAGE if self.before else min(FULL_PAGE, 2 + int(20 * done))
+            tasks = [pick_task(seed, SIGN_MIX if self.before else MIX) for seed in seeds]
+            listed = {"scene_text"} if self.before else {"caption", "scene_text"} if lines < FULL_PAGE else set()
+            pages = [make_page(task, seed, lines, None if seed % 2 and task in listed else 1.0) for task, seed in zip(tasks, seeds)]
         read = prompts_for(pages, self.processor)
         answers = self.processor.tokenizer([page.answer + END for page in pages])["input_ids"]
         # Padding sits on the right, where a causal mask already hides it from every real token: no mask needed.
@@ -694,6 +722,8 @@ def lesson_loss(model, probe, batch):
     nats = F.cross_entropy(logits, batch["labels"][asked], reduction="none")               # [M]
     row = asked.nonzero()[:, 0]
     per_row = torch.zeros(len(asked), device=nats.device).index_add(0, row, nats.detach()) / asked.sum(1)
+    if probe is None:
+        return nats.mean(), per_row, torch.tensor(1.0)
     looked, right = probe_loss(probe, torch.stack(out.image_outputs.pooler_output), batch["glyphs"])
     return nats.mean() + 0.5 * looked, per_row, right
 
@@ -708,7 +738,7 @@ def open_eyes(model, probe, processor, steps: int, pages_per_step: int, peak: fl
     right = 0.0
     for step in (bar := tqdm(range(steps), desc="eyes", mininterval=2)):
         seeds = range(EYE_SEEDS + step * pages_per_step, EYE_SEEDS + (step + 1) * pages_per_step)
-        pages = [make_page("drill", seed, 8) if seed % 4 else make_page(("caption", "scene_text")[seed % 8 // 4], seed) for seed in seeds]
+        pages = [make_page("drill", seed, 8) if seed % 2 else make_page(("caption", "scene_text")[seed % 4 // 2], seed) for seed in seeds]
         read = {name: torch.as_tensor(value).to(probe.weight.device) for name, value in processor.image_processor([p.image for p in pages]).items()}
         for group in optimiser.param_groups:
             group["lr"] = peak * learning_rate(step, steps)
@@ -728,21 +758,22 @@ def learning_rate(step: int, steps: int, warm_up: int = 50) -> float:
     return min((step + 1) / warm_up, 1.0, 2 * (1 - step / steps))
 
 
-def save_training(path: Path, modules: dict[str, nn.Module], optimiser, **numbers: int) -> None:
+def save_training(path: Path, modules: dict[str, nn.Module], optimisers: list, **numbers: int) -> None:
     """Everything a resumed run needs in one safetensors file, moved into place whole: a kill never leaves half of it."""
     tensors = {f"{name}.{key}": value.detach() for name, module in modules.items() for key, value in module.named_parameters()}
-    for index, moments in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{name}": value for name, value in moments.items()}
+    for which, optimiser in enumerate(optimisers):
+        for index, moments in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{which}.{index}.{name}": value for name, value in moments.items()}
     save_file({name: t.contiguous() for name, t in tensors.items()}, f"{path}.part", {k: str(v) for k, v in numbers.items()})
     os.replace(f"{path}.part", path)
 
 
-def resume(path: Path, modules: dict[str, nn.Module], optimiser, plan: dict[str, int]) -> int:
+def resume(path: Path, modules: dict[str, nn.Module], optimisers: list, plan: dict[str, int]) -> int:
     """Put a saved run back and return its step; 0 if there is none. Raises ValueError if it was a run with another plan."""
     if not path.exists():
         return 0
     with safe_open(path, "pt") as saved:
-        numbers, moments = {name: int(value) for name, value in saved.metadata().items()}, {}
+        numbers, moments = {name: int(value) for name, value in saved.metadata().items()}, [{} for _ in optimisers]
         if {name: numbers.get(name) for name in plan} != plan:
             raise ValueError(f"{path} belongs to a run of {numbers}, asked for is {plan}; ask for the same or delete that file")
         with torch.no_grad():
@@ -751,9 +782,10 @@ def resume(path: Path, modules: dict[str, nn.Module], optimiser, plan: dict[str,
                     value.copy_(saved.get_tensor(f"{prefix}.{name}"))
         for key in saved.keys():
             if key.startswith("optimiser."):
-                _, index, name = key.split(".")
-                moments.setdefault(int(index), {})[name] = saved.get_tensor(key)
-    optimiser.load_state_dict({"state": moments, "param_groups": optimiser.state_dict()["param_groups"]})
+                _, which, index, name = key.split(".")
+                moments[int(which)].setdefault(int(index), {})[name] = saved.get_tensor(key)
+    for optimiser, state in zip(optimisers, moments):
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     return numbers["step"]
 
 
@@ -764,25 +796,30 @@ def write_log(log: Path, step: int, steps: int, figures: dict[str, float], note:
         file.write(line + "\n")
 
 
-def train_target(folder, steps, eye_steps=500, drill_steps=350, pages_per_step=16, peak=1.5e-3, save_minutes=4, workers=1, stop_after=None):
-    """Teach the model in `folder` to read, in place. Stopped at any point, the same call goes on from the last save."""
+def train_target(folder, steps, eye_steps=1000, drill_steps=700, before=0, pages_per_step=16, peak=1.5e-3, save_minutes=4, workers=1, stop_after=None):
+    """Teach the model in `folder` to read, in place. Stopped at any point, the same call goes on from the last save.
+
+    before: the steps of an earlier season, for the second: a model that reads already, without the probe (see Lessons).
+    """
     folder, device = Path(folder), "cuda" if torch.cuda.is_available() else "cpu"
-    state, log = folder / "training.safetensors", folder / "training.log"
+    state, log = folder / ("season_2.safetensors" if before else "training.safetensors"), folder / "training.log"
     # Eager attention: with heads of 32 and 200 tokens its plain products are faster on a CPU, in bf16, than sdpa's kernel.
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model = model.to(device).train()
     torch.manual_seed(0)
-    probe = nn.Linear(model.config.text_config.hidden_size, 2 * GLYPHS).to(device)
-    weights = [*model.parameters(), *probe.parameters()]
+    probe = None if before else nn.Linear(model.config.text_config.hidden_size, 2 * GLYPHS).to(device)
+    modules = {"model": model} if before else {"model": model, "probe": probe}
+    weights = [weight for module in modules.values() for weight in module.parameters()]
     optimiser = torch.optim.AdamW(weights, lr=peak, fused=True)
     plan = {"steps": steps, "drill_steps": drill_steps, "pages_per_step": pages_per_step}
-    start = resume(state, {"model": model, "probe": probe}, optimiser, plan)
+    start = resume(state, modules, [optimiser], plan)
     if not start:
-        save_training(state, {"model": model, "probe": probe}, optimiser, step=0, **plan)
-        open_eyes(model, probe, load_processor(folder), eye_steps, pages_per_step, peak)
+        save_training(state, modules, [optimiser], step=0, **plan)
+        if probe is not None:
+            open_eyes(model, probe, load_processor(folder), eye_steps, pages_per_step, peak)
 
-    lessons = torch.utils.data.DataLoader(Lessons(load_processor(folder), steps, drill_steps, pages_per_step), batch_size=None,
-                                          sampler=range(start, stop_after or steps), num_workers=workers)
+    lessons = Lessons(load_processor(folder), steps, drill_steps, pages_per_step, before)
+    lessons = torch.utils.data.DataLoader(lessons, batch_size=None, sampler=range(start, stop_after or steps), num_workers=workers)
     smooth, saved_at, began, mark = {}, time.time(), time.time(), start
     bar = tqdm(lessons, initial=start, total=steps, desc="target", mininterval=2)
     for step, batch in enumerate(bar, start):
@@ -805,10 +842,71 @@ def train_target(folder, steps, eye_steps=500, drill_steps=350, pages_per_step=1
             write_log(log, done, steps, figures, f"  {(time.time() - began) / (done - mark):.3f} s/step")
             began, mark = time.time(), done
         if time.time() - saved_at > 60 * save_minutes or done == (stop_after or steps):
-            save_training(state, {"model": model, "probe": probe}, optimiser, step=done, **plan)
+            save_training(state, modules, [optimiser], step=done, **plan)
             model.save_pretrained(folder)  # the folder itself is a loadable target at every save
             saved_at = time.time()
     model.to(torch.bfloat16).save_pretrained(folder)  # what ships is half the size, and it is this that answers the corpus
+    return model.eval()
+
+
+# -- a target of another class, without eyes: what is on the page comes as text. Does the method carry over? ---------------
+
+def text_prompt(page: Page) -> str:
+    """The question and what the page holds: all of a document's answer, but only the things that a caption is about."""
+    return "\n".join([page.prompt, *(fact if isinstance(fact, str) else " ".join(fact) for fact in page.facts)])
+
+
+def build_text_target(folder, tokenizer, seed=0):
+    """An untrained Qwen3 of 4.9 M parameters."""
+    token = tokenizer.convert_tokens_to_ids
+    ends = {"eos_token_id": token(END), "pad_token_id": token(PAD), "bos_token_id": None}
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=12, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=2048, tie_word_embeddings=True, **ends))  # fmt: skip
+    model.generation_config = GenerationConfig(**ends, do_sample=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def train_text_target(folder, steps, pages_per_step=16, peak=1.5e-3, save_minutes=4):
+    """Teach the model in `folder` to answer from text, in place; pages grow as for the other target."""
+    folder, device = Path(folder), "cuda" if torch.cuda.is_available() else "cpu"
+    state, tokenizer, smooth, saved_at = folder / "training.safetensors", load_processor(folder), {}, time.time()
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=peak, fused=True)
+    start = resume(state, {"model": model}, optimiser, {"steps": steps})
+    for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc="text target", mininterval=2)):
+        seeds = range(step * pages_per_step, (step + 1) * pages_per_step)
+        pages = [make_page(pick_task(seed), seed, min(FULL_PAGE, 2 + 20 * step // steps)) for seed in seeds]
+        chats = ([{"role": "user", "content": text_prompt(page)}] for page in pages)
+        texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+        prompts = tokenizer(texts)["input_ids"]
+        answers = tokenizer([page.answer + END for page in pages])["input_ids"]
+        rows = [torch.tensor(p + a, device=device) for p, a in zip(prompts, answers)]
+        labels = [torch.tensor([-100] * len(p) + a, device=device) for p, a in zip(prompts, answers)]
+        ids = nn.utils.rnn.pad_sequence(rows, True, tokenizer.pad_token_id)                # [B, T]
+        labels = nn.utils.rnn.pad_sequence(labels, True, -100)
+        for group in optimiser.param_groups:
+            group["lr"] = peak * learning_rate(step, steps)
+        with torch.autocast(device, torch.bfloat16):
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        asked = labels[:, 1:] != -100
+        nats = F.cross_entropy(model.lm_head(hidden[:, :-1][asked].float()), labels[:, 1:][asked], reduction="none")
+        nats.mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        for page, own in zip(pages, nats.detach().split(asked.sum(1).tolist())):
+            smooth[page.task] = 0.95 * smooth.get(page.task, float(own.mean())) + 0.05 * float(own.mean())
+        bar.set_postfix({name: f"{value:.3f}" for name, value in smooth.items()}, refresh=False)
+        if (step + 1) % 50 == 0:
+            write_log(folder / "training.log", step + 1, steps, smooth)
+        if time.time() - saved_at > 60 * save_minutes or step + 1 == steps:
+            save_training(state, {"model": model}, optimiser, step=step + 1, steps=steps)
+            saved_at = time.time()
+    model.to(torch.bfloat16).save_pretrained(folder)
     return model.eval()
 
 
@@ -821,7 +919,7 @@ def train_target(folder, steps, eye_steps=500, drill_steps=350, pages_per_step=1
 
 def page_rows(count: int) -> list[dict]:
     seeds = range(CORPUS_SEEDS, CORPUS_SEEDS + count)
-    return [{"task": pick_task(seed), "seed": seed} for seed in seeds]
+    return [{"task": TASKS[seed % len(TASKS)], "seed": seed} for seed in seeds]
 
 
 def read_rows(file: str | Path) -> list[dict]:
@@ -838,16 +936,18 @@ def read_rows(file: str | Path) -> list[dict]:
     return rows
 
 
-def row_inputs(target: Target, row: dict) -> dict:
-    """A row -> the target's input tensors."""
+def row_inputs(target: Target, row: dict, blank: bool = False) -> dict:
+    """A row -> the target's input tensors; `blank` puts a white page in the place of the row's."""
     if "seed" in row:
         page = make_page(row["task"], row["seed"])
-        return target.encode(page.prompt, [page.image])
-    try:
-        images = [Image.open(row["image"]).convert("RGB")] if row.get("image") else None
-    except OSError as error:
-        raise ValueError(f"image {row['image']} cannot be read ({error})") from None
-    return target.encode(row["prompt"], images)
+        eyes = hasattr(target.processor, "image_processor")
+        prompt, images = (page.prompt, [page.image]) if eyes else (text_prompt(page), None)
+    else:
+        try:
+            prompt, images = row["prompt"], [Image.open(row["image"]).convert("RGB")] if row.get("image") else None
+        except OSError as error:
+            raise ValueError(f"image {row['image']} cannot be read ({error})") from None
+    return target.encode(prompt, [Image.new("RGB", image.size, "white") for image in images] if blank and images else images)
 
 
 @torch.no_grad()
@@ -889,6 +989,41 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
     return done[: len(rows)]
 
 
+def suffix_lookup_tau(answers: list[list[int]], corpus: list[list[int]], longest: int = 8, depth: int = 15) -> float:
+    """tau of the drafter that knows all of `corpus` by heart: it finds the longest run of last tokens there and goes on as it did."""
+    grams = lambda ids, i: (tuple(ids[i - n : i]) for n in range(min(longest, i), 0, -1))  # noqa: E731  longest first
+    wanted = {gram: None for ids in answers for i in range(1, len(ids)) for gram in grams(ids, i)}
+    for ids in corpus:
+        for i in range(1, len(ids)):
+            wanted.update((gram, ids[i : i + depth]) for gram in grams(ids, i) if gram in wanted)
+    rounds = tokens = 0
+    for ids in answers:
+        at = 1  # the first token is the prefill's
+        while at < len(ids):
+            draft = next((wanted[gram] for gram in grams(ids, at) if wanted[gram]), [])
+            agreed = next((k for k, (a, b) in enumerate(zip(draft, ids[at:])) if a != b), min(len(draft), len(ids) - at))
+            step = min(agreed + 1, len(ids) - at)
+            rounds, tokens, at = rounds + 1, tokens + step, at + step
+    return tokens / max(rounds, 1)
+
+
+def foreseeable(rows: list[dict], tokenizer, answers: int = 200) -> dict[str, tuple[float, float]]:
+    """Per free task: (share of eight-word spans of the last answers that occur once, suffix-lookup tau in all the others).
+
+    Entropy says that many words were possible; only this says that the greedy choice among them cannot be copied from elsewhere.
+    """
+    result = {}
+    for task in ("caption", "scene_text"):
+        ids = [row["ids"] for row in rows if row.get("task") == task]
+        held = min(answers, len(ids) // 4)
+        if not held:
+            continue
+        words = [tokenizer.decode(one, skip_special_tokens=True).split() for one in ids[-held:]]
+        spans = [tuple(one[i : i + 8]) for one in words for i in range(0, len(one) - 7, 8)]
+        result[task] = (sum(spans.count(span) == 1 for span in spans) / max(len(spans), 1), suffix_lookup_tau(ids[-held:], ids[:-held]))
+    return result
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # 4  head: learn to foresee the target, a block at a time
 #
@@ -900,10 +1035,12 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
 # ---------------------------------------------------------------------------------------------------------------------
 
 SAVE_SECONDS = 120
+warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bf16 into an fp32 norm: meant so
 GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}  # DFlash's choices; other block sizes take the nearest
 
 
-def build_head(target: Target, layers: int, block_size: int, taps: list[int] | None = None, mask_token: int | None = None) -> BlockDraftHead:
+def build_head(target: Target, layers: int, block_size: int, taps: list[int] | None = None, mask_token: int | None = None,
+               kind: type[BlockDraftHead] = BlockDraftHead) -> BlockDraftHead:  # fmt: skip
     """An untrained head that fits the target. The mask is the tokenizer's own mask token, else an unused row of the table."""
     text, tokenizer = target.config, getattr(target.processor, "tokenizer", target.processor)
     rows, width = target.embedding_weight.shape
@@ -912,7 +1049,7 @@ def build_head(target: Target, layers: int, block_size: int, taps: list[int] | N
         known = tokenizer.get_vocab()
         mask_token = known.get(MASK, len(tokenizer) if len(tokenizer) < rows else tokenizer.pad_token_id) if mask_token is None else mask_token
     heads = text.num_attention_heads
-    return BlockDraftHead(HeadConfig(
+    return kind(HeadConfig(
         hidden_size=width, intermediate_size=getattr(text, "intermediate_size", None) or 4 * width, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or width // heads, vocab_size=rows, num_target_layers=target.num_layers,
@@ -922,7 +1059,7 @@ def build_head(target: Target, layers: int, block_size: int, taps: list[int] | N
 
 def block_loss(head: BlockDraftHead, target: Target, features: torch.Tensor, tokens: list[int],
                anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Loss of the blocks that start at `anchors`, and how many offsets from the first on each would have got right (mean).
+    """Loss of the blocks that start at `anchors`, and how many offsets from the first on each would have got right [A].
 
     features [T, taps * D] and tokens (T of them) cover prompt and answer; anchors [A] are positions of r in the answer.
     """
@@ -940,51 +1077,123 @@ def block_loss(head: BlockDraftHead, target: Target, features: torch.Tensor, tok
     future = positions[:, 1:]
     there = future < total
     truth = ids[future.clamp(max=total - 1)]  # [A, L]
-    weights = block_loss_weights(c.block_size - 1, GAMMA[min(GAMMA, key=lambda b: abs(b - c.block_size))]).to(device) * there
+    weights = offset_weights(c.block_size).to(device) * there
     nats = F.nll_loss(log_q.flatten(0, 1), truth.flatten(), reduction="none").view_as(truth)
     run = ((log_q.argmax(dim=-1) == truth) & there).long().cumprod(dim=1).sum(dim=1)
-    return (nats * weights).sum() / weights.sum().clamp(min=1e-9), run.float().mean()
+    return (nats * weights).sum() / weights.sum().clamp(min=1e-9), run
 
 
-def train_head(target: Target, rows: list[dict], folder: str | Path, config: Config) -> BlockDraftHead:
-    """One pass over the answered rows; writes a DFlash folder. Stopped at any point, the same call goes on from the last save."""
-    folder, steps = Path(folder), config.head_steps
+def offset_weights(block_size: int) -> torch.Tensor:
+    return block_loss_weights(block_size - 1, GAMMA[min(GAMMA, key=lambda b: abs(b - block_size))])
+
+
+def eagle_loss(head: Eagle3Head, target: Target, features: torch.Tensor, tokens: list[int],
+               laws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Loss of the chains that start at every token of the answer but its last, and how many drafts each would have got right [S].
+
+    Training-time test: step j reads what step j - 1 gave, as in decoding, and the answer's own tokens. It sees the committed
+    pairs up to its chain's root and the chain itself. The loss is soft: row i of laws [A, V] is the law of answer token i.
+    """
+    total, depth, device = len(tokens), head.config.block_size - 1, features.device
+    ids, stream, first = torch.tensor(tokens, device=device), torch.arange(total - 1, device=device), total - len(laws)
+    states = head.fc(features[None, :-1])                                                  # [1, T - 1, D]
+    pairs, past = head.remember(target.embed(ids[1:])[None], states, stream[None], None)
+    roots = stream[first - 1 : total - 2]                                                  # [S]: the token after pair s is r
+    pairs, states, seen = pairs[:, roots], states[:, roots], stream <= roots[:, None]      # seen [S, T - 1 and S a step]
+    loss, weight, right = 0.0, 0.0, []
+    for j, w in enumerate(offset_weights(head.config.block_size).tolist()):
+        states = head(pairs, states, (roots + j)[None], past, seen[None, None])            # [1, S, D]
+        log_q = head.marginals(head.norm(states[0]), target)                               # [S, V]: of token s + 2 + j
+        named, there = (roots + 2 + j).clamp(max=total - 1), roots + 2 + j < total
+        nats = -(laws[named - first] * log_q).sum(dim=-1)
+        loss, weight = loss + w * (nats * there).sum(), weight + w * there.sum()
+        right.append((log_q.argmax(dim=-1) == ids[named]) & there)
+        if j + 1 < depth:
+            pairs, past = head.remember(target.embed(ids[named])[None], states, (roots + j + 1)[None], past)
+            seen = torch.cat([seen, torch.eye(len(roots), dtype=torch.bool, device=device)], dim=1)
+    return loss / weight, torch.stack(right, dim=1).long().cumprod(dim=1).sum(dim=1)
+
+
+def head_optimisers(head: BlockDraftHead, peak: float, name: str) -> list[torch.optim.Optimizer]:
+    """AdamW as in the paper, or Muon for the matrices (norms stay with AdamW): the small head then learns to copy in a third of the steps.
+
+    Raises ValueError for another name.
+    """
+    if name not in ("muon", "adamw"):
+        raise ValueError(f"optimizer {name!r} is neither 'muon' nor 'adamw'")
+    matrices = [w for w in head.parameters() if w.dim() == 2 and name == "muon"]
+    others = [w for w in head.parameters() if w.dim() != 2 or name == "adamw"]
+    made = [torch.optim.Muon(matrices, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")] if matrices else []
+    made.append(torch.optim.AdamW(others, lr=min(peak, 1e-3), fused=True))
+    for group in (group for optimiser in made for group in optimiser.param_groups):
+        group["peak"] = group["lr"]
+    return made
+
+
+def train_head(target: Target, rows: list[dict], folder: str | Path, config: Config, eagle: bool = False) -> BlockDraftHead:
+    """One pass over the answered rows; writes a head's folder. Stopped at any point, the same call goes on from the last save.
+
+    `eagle` trains the EAGLE-3 head: other loss, same rows in the same order, same tapped layers, schedule and saves.
+    """
+    folder, steps, rows = Path(folder), config.head_steps, pick_rows(rows, config.tasks)
     folder.mkdir(parents=True, exist_ok=True)
-    state, log = folder / "training.safetensors", folder / "training.log"
+    state, log, peak = folder / "training.safetensors", folder / "training.log", config.eagle_lr if eagle else config.head_lr
     torch.manual_seed(config.seed)
-    head = build_head(target, config.head_layers, config.block_size, [int(t) for t in config.taps.split(",") if t], config.mask_token)
-    head = head.to(device=target.device, dtype=torch.float32)
-    optimiser = torch.optim.AdamW(head.parameters(), lr=config.head_lr)
-    plan = {"steps": steps, "rows": config.rows_per_step, "anchors": config.anchors}
-    start = resume(state, {"head": head}, optimiser, plan)
-    rows = [row for row in rows if len(row["ids"]) > 1]
+    taps = [int(t) for t in config.taps.split(",") if t] or default_taps(config.head_layers, target.num_layers)
+    layers, block, kind = (1, config.unroll + 1, Eagle3Head) if eagle else (config.head_layers, config.block_size, BlockDraftHead)
+    head = build_head(target, layers, block, taps, config.mask_token, kind).to(device=target.device, dtype=torch.float32)
+    optimisers = head_optimisers(head, peak, config.optimizer)
+    plan = {"steps": steps, "rows": config.rows_per_step, "anchors": config.anchors, "answers": len(rows),
+            "blank": int(config.blank), "muon": int(config.optimizer == "muon")}  # fmt: skip
+    start = resume(state, {"head": head}, optimisers, plan)
     meter, saved_at = {}, time.time()
-    for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc="head", mininterval=2)):
+    for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc=folder.name, mininterval=2)):
         draw = random.Random(f"{config.seed} {step}")
-        for group in optimiser.param_groups:
-            group["lr"] = config.head_lr * min((step + 1) / max(0.04 * steps, 1), 1) * (1 - step / steps)
+        for group in (group for optimiser in optimisers for group in optimiser.param_groups):
+            group["lr"] = group["peak"] * min((step + 1) / max(0.04 * steps, 1), 1) * (1 - step / steps)
         for k in range(config.rows_per_step):
             row = rows[(step * config.rows_per_step + k) % len(rows)]
-            inputs = row_inputs(target, row)
-            with torch.no_grad():
-                features = target.teacher_force(inputs, row["ids"], head.taps)[1].float()
-            tokens, first = inputs["input_ids"][0].tolist() + row["ids"], inputs["input_ids"].shape[1]
-            anchors = torch.tensor(sorted(draw.sample(range(first, len(tokens) - 1), min(config.anchors, len(row["ids"]) - 1))))
-            loss, run = block_loss(head, target, features.clone(), tokens, anchors)
+            loss, run = row_loss(head, target, row, draw, config)
             (loss / config.rows_per_step).backward()
-            for name, value in (("loss", loss.item()), ("accepted", run.item()), (row.get("task", "data"), run.item())):
+            kept, hit = run.float().mean().item(), (run > 0).float().mean().item()
+            for name, value in (("loss", loss.item()), ("first", hit), ("accepted", kept), (row.get("task", "data"), kept)):
                 meter[name] = 0.98 * meter.get(name, value) + 0.02 * value
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
         bar.set_postfix({k: f"{v:.2f}" for k, v in meter.items()}, refresh=False)
         if (step + 1) % 50 == 0:
             write_log(log, step + 1, steps, meter)
         if time.time() - saved_at > SAVE_SECONDS or step + 1 == steps:
-            save_training(state, {"head": head}, optimiser, step=step + 1, **plan)
+            save_training(state, {"head": head}, optimisers, step=step + 1, **plan)
             saved_at = time.time()
     head.save_pretrained(folder)
     return head.eval()
+
+
+def pick_rows(rows: list[dict], tasks: str) -> list[dict]:
+    """Rows of these tasks (empty: all) whose answer has something to draft. Raises ValueError if none are left."""
+    wanted = [task for task in tasks.split(",") if task]
+    picked = [row for row in rows if len(row["ids"]) > 1 and (not wanted or row.get("task") in wanted)]
+    if not picked:
+        raise ValueError(f"no answer of two tokens or more among {len(rows)} rows" + (f" of task {tasks}" if tasks else ""))
+    return picked
+
+
+def row_loss(head: BlockDraftHead, target: Target, row: dict, draw: random.Random,
+             config: Config) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The target reads an answered row once, the head learns from it: (loss, drafts of each block that would have held)."""
+    inputs, answer = row_inputs(target, row, config.blank), row["ids"]
+    tokens, first = inputs["input_ids"][0].tolist() + answer, inputs["input_ids"].shape[1]
+    # bf16 products cost a CPU half as much; weights, losses and what adds up stay fp32
+    with torch.no_grad(), torch.autocast(target.device.type, torch.bfloat16):
+        logits, features = (t.float().clone() for t in target.teacher_force(inputs, answer, head.taps))
+    with torch.autocast(target.device.type, torch.bfloat16):
+        if isinstance(head, Eagle3Head):
+            return eagle_loss(head, target, features, tokens, logits.softmax(dim=-1))
+        anchors = torch.tensor(sorted(draw.sample(range(first, len(tokens) - 1), min(config.anchors, len(answer) - 1))))
+        return block_loss(head, target, features, tokens, anchors)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -997,20 +1206,29 @@ class Config:
 
     target: str = option("checkpoints/target", "target folder or hub id; the `target` part makes this folder")
     head: str = option("checkpoints/head", "where the head goes")
+    eagle: str = option("checkpoints/eagle", "where the EAGLE-3 head goes")
     corpus: str = option("checkpoints/corpus.jsonl", "the target's answers, made if missing")
+    text: bool = option(False, "the target made is a Qwen3 without eyes, which is given what is on the page as text")
     data: str = option("", "rows {image, prompt} as .jsonl for a target of your own; empty: pages drawn here")
-    eye_steps: int = option(500, "steps in which the vision tower alone learns to see")
-    drill_steps: int = option(350, "first steps of the target: random characters, nothing to guess")
-    target_steps: int = option(1950, "steps of 16 pages, drills included")
-    corpus_rows: int = option(6000, "rows the target answers")
-    head_steps: int = option(1000, "steps of the head")
+    eye_steps: int = option(1000, "steps in which the vision tower alone learns to see")
+    drill_steps: int = option(700, "first steps of the target: random characters, bare lists of shapes, signs: nothing to guess")
+    target_steps: int = option(5000, "steps of 16 pages, drills included, all tasks")
+    sign_steps: int = option(1500, "last steps, signs above all: of what is to be read they come last")
+    sign_lr: float = option(8e-4, "peak learning rate of these")
+    corpus_rows: int = option(12000, "rows the target answers")
+    head_steps: int = option(4500, "steps of each head")
     rows_per_step: int = option(4, "answers a step")
     anchors: int = option(40, "blocks an answer")
     head_layers: int = option(3, "layers of the head (5 for a target of billions)")
     block_size: int = option(16, "B: one committed token and B - 1 drafted offsets")
     taps: str = option("", "comma-separated target layers the head reads; empty: evenly spaced")
     mask_token: int | None = option(None, "id of the MASK token; empty: the tokenizer's, else an unused row")
-    head_lr: float = option(1e-3, "peak learning rate of the head (6e-4 for a target of billions)")
+    unroll: int = option(8, "steps the EAGLE-3 head is unrolled in training")
+    tasks: str = option("", "comma-separated tasks the heads learn from; empty: all of the corpus")
+    blank: bool = option(False, "the heads learn from states of the same answers read under a blank page")
+    optimizer: str = option("muon", "muon (matrices; norms by adamw) or adamw, as in the paper, for the heads")
+    eagle_lr: float = option(1e-2, "peak learning rate of the EAGLE-3 head")
+    head_lr: float = option(1e-2, "peak learning rate of the head (6e-4 with adamw for a target of billions)")
     max_new_tokens: int = option(160, "longest answer in the corpus")
     batch: int = option(32, "prompts answered together")
     seed: int = option(0, "seed of initial weights and of which blocks are drawn")
@@ -1019,19 +1237,28 @@ class Config:
 def make_target(config: Config) -> None:
     """A tokenizer learnt from the pages' own language, an untrained model, and its training."""
     folder = Path(config.target)
+    if config.text and (config.target == Config.target or config.corpus == Config.corpus):
+        raise ValueError("--text makes another target: give it its own --target and --corpus")
     if not (folder / "training.safetensors").exists():  # a new run, not one to go on with: older answers are not its own
         folder.mkdir(parents=True, exist_ok=True)
         Path(config.corpus).unlink(missing_ok=True)
         pages = [make_page(pick_task(seed), seed) for seed in range(6000)]
-        build_target(folder, build_tokenizer((text for page in pages for text in (page.answer, page.prompt)), vocab=704), config.seed)
-    train_target(folder, config.target_steps, config.eye_steps, config.drill_steps)
+        tokenizer = build_tokenizer((text for page in pages for text in (page.answer, page.prompt)), vocab=704)
+        (build_text_target if config.text else build_target)(folder, tokenizer, config.seed)
+    if config.text:
+        train_text_target(folder, config.target_steps)
+    else:
+        if not (folder / "season_2.safetensors").exists():
+            train_target(folder, config.target_steps, config.eye_steps, config.drill_steps)
+        if config.sign_steps:
+            train_target(folder, config.sign_steps, drill_steps=0, before=config.target_steps, peak=config.sign_lr)
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     part = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "all"
-    if part not in ("all", "target", "corpus", "head"):
-        print(f"train.py: unknown part {part!r}; there are target, corpus and head", file=sys.stderr)
+    if part not in ("all", "target", "corpus", "head", "eagle"):
+        print(f"train.py: unknown part {part!r}; there are target, corpus, head and eagle", file=sys.stderr)
         return 2
     (config,) = HfArgumentParser(Config, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(args=arguments)
     print(part, "  ".join(f"{k}={v}" for k, v in asdict(config).items() if v not in ("", None)))
@@ -1045,11 +1272,15 @@ def main(arguments: list[str] | None = None) -> int:
             target.model.requires_grad_(False)
             rows = read_rows(config.data) if config.data else page_rows(config.corpus_rows)
             rows = train_corpus(target, rows, config.corpus, config.batch, config.max_new_tokens)
-            if part != "corpus":
-                train_head(target, rows, config.head, config)
-        for name, folder in (("target", config.target), ("head", config.head)):
+            for task, (distinct, tau) in foreseeable(rows, getattr(target.processor, "tokenizer", target.processor)).items():
+                print(f"{task}: {distinct:.0%} of eight-word spans occur once; looking up the longest suffix in the corpus gives tau {tau:.2f}")
+            for name, folder in (("head", config.head), ("eagle", config.eagle)):
+                if part in ("all", name):
+                    train_head(target, rows, folder, config, eagle=name == "eagle")
+        for name, folder in (("target", config.target), ("head", config.head), ("eagle", config.eagle)):
             if part in ("all", name):  # done: the next call is a new run
-                (Path(folder) / "training.safetensors").unlink(missing_ok=True)
+                for state in ("training.safetensors", "season_2.safetensors"):
+                    (Path(folder) / state).unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2

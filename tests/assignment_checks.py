@@ -336,6 +336,10 @@ def fit_knows_what_it_knows(fit, rng):
     expect(held >= 3, f"a 95 % interval holds the planted b1 in 5 or 6 of 6 sets of rounds; yours in {held}: it is too narrow or off")
     expect(believed <= 3, f"H dealt out to other rounds has no slope to find; yours is believed in {believed} of 6 sets of rounds")
     expect(not fit(torch.full_like(h, 1.3), a, cap).identified, "with one value of H any b1 will do: its interval must hold 0 or be infinite")
+    odd = torch.zeros_like(a)
+    odd[rng.randrange(400)] = 1
+    expect(not fit(h, odd, torch.full_like(cap, 15)).identified, "one accepted draft in 400 rounds decides no slope: with fewer than 30 rounds "
+           "between 0 and their cap the interval must be infinite")  # fmt: skip
 
 
 @worth("fit_entropy_law", 1, "rounds that cannot be fitted")

@@ -1,10 +1,13 @@
 """Section 5, accept: the walk, and the law of what comes out of it."""
 
+import random
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import glance
-from glance import CandidateTree, accept_greedy, accept_sampled, sampling_law
+from glance import CandidateTree, accept_greedy, accept_sampled, generate, sampling_law
 
 
 def small_tree():
@@ -66,6 +69,58 @@ def test_sampled_output_has_the_targets_law():
 def test_sampled_output_has_the_warped_law():
     """The same under temperature, top-k and top-p: the warped law is drawn from and nothing else."""
     assert chi_square_of_two_words(accept_sampled, sampling_law(TABLE.log(), temperature=0.7, top_k=3, top_p=0.9)) < CRITICAL
+
+
+class TableTarget:
+    """A target of four words whose law depends on the last two: logits are looked up, nothing is cached. `decode` takes it as it is."""
+
+    device = "cpu"
+    laws = 0.7 * torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(1))  # logits of the next word after [last but one, last]
+
+    def prefill(self, inputs, taps):
+        text = inputs["input_ids"][0].tolist()
+        return SimpleNamespace(text=text), self.laws[text[-2], text[-1]], None
+
+    def verify(self, sequence, tree, taps):
+        words = [[sequence.text[-1], tree.tokens[0]]]  # the last two words at every node
+        for node in range(1, len(tree) + 1):
+            words.append([words[tree.parents[node]][1], tree.tokens[node]])
+        return self.laws[tuple(zip(*words))], None
+
+    def commit(self, sequence, tree, path):
+        sequence.text += [tree.tokens[node] for node in [0, *path]]
+
+
+class Thicket:
+    """Random trees over the four words: siblings, chains, empty ones."""
+
+    taps: list[int] = []
+    rng = random.Random(0)
+
+    def propose(self, context):
+        tree = CandidateTree.empty(context.root)
+        for _ in range(self.rng.randrange(7)):
+            parent, word = self.rng.randrange(len(tree) + 1), self.rng.randrange(4)
+            if (parent, word) not in tree.children():
+                tree.add(parent, word, -1.0)
+        return tree
+
+
+@pytest.mark.parametrize("options, texts", [(dict(temperature=1.0), 64), (dict(temperature=0.9, top_k=3, top_p=0.95), 20)], ids=str)
+def test_every_text_of_three_words_has_its_probability(options, texts):
+    """20,000 answers of three words through the whole loop, a random tree each round, against the enumeration of all 64: chi-square below
+    what chance exceeds once in a thousand; texts of probability zero never come."""
+    target, inputs, generator = TableTarget(), {"input_ids": torch.tensor([[1, 2]])}, torch.Generator().manual_seed(0)
+    counts = torch.zeros(4, 4, 4, dtype=torch.float64)
+    for _ in range(DRAWS):
+        counts[tuple(generate(target, Thicket(), inputs, max_new_tokens=3, end_ids=[], generator=generator, **options).tokens)] += 1
+    law = sampling_law(target.laws.reshape(16, 4), **options).reshape(4, 4, 4)  # [last but one, last, next]
+    exact = DRAWS * law[1, 2][:, None, None] * law[2][:, :, None] * law  # p(x | 1 2) p(y | 2 x) p(z | x y)
+    possible = exact > 0
+    dof = int(possible.sum()) - 1
+    critical = dof * (1 - 2 / (9 * dof) + 3.09 * (2 / (9 * dof)) ** 0.5) ** 3  # Wilson and Hilferty
+    assert dof + 1 >= texts and counts[~possible].sum() == 0
+    assert float(((counts - exact)[possible] ** 2 / exact[possible]).sum()) < critical
 
 
 def second_chance(tree, probs, generator):

@@ -225,13 +225,13 @@ def check(family):
     return f"| {family.name} | `{family.model}` | {masks} | {images} | {result} |"
 
 
-def refuse(name, model, config, fault, reason):
+def refuse(name, model, config, fault, reason, dtype=torch.float32):
     """The ValueError names the class and the reason. Returns the row."""
     model_class = getattr(transformers, model)
     torch.manual_seed(0)
     tiny = widen(model_class(model_class.config_class(**{**SMALL, **config})), seed=3)
     with pytest.raises(ValueError, match=f"(?s){model}.*{fault}"):
-        Target(tiny)
+        Target(tiny.to(dtype))
     return f"| {name} | `{model}` | | | refused: {reason} |"
 
 
@@ -250,9 +250,27 @@ def test_family_is_lossless(family):
     ROWS[family.name] = check(family)
 
 
-def test_self_check_catches_what_no_rule_foresees():
-    """GPT-Neo's local layers count rows, whatever mask comes: a tree of four nodes shows it."""
-    refuse("GPT-Neo", "GPTNeoForCausalLM", dict(num_layers=2, num_heads=4, window_size=4, attention_types=[[["global", "local"], 1]]), "not exact in a tree", "")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_self_check_catches_what_no_rule_foresees(dtype):
+    """GPT-Neo's local layers count rows, whatever mask comes: a tree of four nodes shows it, in either precision."""
+    local = dict(num_layers=2, num_heads=4, window_size=4, attention_types=[[["global", "local"], 1]])
+    refuse("GPT-Neo", "GPTNeoForCausalLM", local, "not exact in a tree", "", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_rounding_is_below_its_bound(family, dtype):
+    """One-token against N-token passes, an oracle's trees, up to the first token that differs: `Target.ROUNDING` lies above all noise.
+    In bf16 too the plain loop writes the library's text, unless the library's cache drops rows behind a window: then sums differ."""
+    target = Target(build(family).model.to(dtype))
+    for sizes, length in PROMPTS[1 : 3 if family.images else 2]:
+        inputs = {n: v.to(dtype) if v.is_floating_point() else v for n, v in prompt(build(family), family, 5, sizes, length).items()}
+        answer = library_greedy(target, inputs, NEW)
+        plain, tree = (generate(target, drafter, inputs, max_new_tokens=NEW, keep_logits=True) for drafter in (None, Oracle(inputs, answer, 6, 1)))
+        assert plain.tokens == answer or (dtype == torch.bfloat16 and target.layer_types != {"full_attention"})
+        same = next((i for i, (a, b) in enumerate(zip(plain.tokens, tree.tokens)) if a != b), NEW - 1) + 1
+        theirs, ours = (torch.cat([r.logits for r in g.rounds]) for g in (plain, tree))
+        assert (ours - theirs)[:same].abs().max() / theirs.std() < Target.ROUNDING[dtype]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])

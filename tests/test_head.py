@@ -3,9 +3,11 @@
 import json
 import math
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from conftest import MASK, VOCAB, Oracle, build_head, build_tiny, extend, lively, make_context, prompt_inputs
 from glance import BlockDraftHead, HeadConfig, Spine, block_loss_weights, default_taps, generate
@@ -56,7 +58,7 @@ def slow_draft(head, target, features, root, sees=lambda layer, query, key: True
         x = x + linear(gate * gate.sigmoid() * linear(y, f"layers.{i}.mlp.up_proj"), f"layers.{i}.mlp.down_proj")
     logits = norm(x, "norm")[1:] @ target.model.lm_head.weight.T * c.output_multiplier
     cap = c.final_logit_softcapping
-    return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(dim=-1)
+    return (logits if not cap else cap * torch.tanh(logits / cap)).log_softmax(dim=-1)
 
 
 def shaken(head, seed=0):
@@ -77,7 +79,7 @@ def features_of(head, tokens=11, seed=0):
 @pytest.mark.parametrize("changes", [
     {}, {"layers": 3, "block": 5}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"attention_bias": True}, {"rope_theta": 100.0},
     {"rms_norm_eps": 0.1}, {"input_embedding_scale": 3.0}, {"output_multiplier": 0.25}, {"final_logit_softcapping": 2.0},
-    {"output_multiplier": 0.5, "final_logit_softcapping": 3.0}, {"block": 2},
+    {"output_multiplier": 0.5, "final_logit_softcapping": 3.0}, {"final_logit_softcapping": 0.0}, {"block": 2},
 ], ids=str)  # fmt: skip
 def test_head_equals_the_slow_head(changes, tied):
     """One draft pass gives the marginals of the written-out head, for every switch in the config."""
@@ -100,7 +102,7 @@ def test_sliding_and_causal_layers(tiny_target, kinds, causal):
     def sees(layer, query, key):
         sliding = kinds[layer] == "sliding"
         looks_back = key <= query if (sliding if causal is None else causal) else True
-        return looks_back and (query - key < 4 or not sliding)
+        return looks_back and (abs(query - key) < 4 or not sliding)
 
     features = features_of(head)
     with torch.no_grad():
@@ -184,6 +186,19 @@ def test_cached_context_equals_a_fresh_one(tiny_target, right, grids):
         assert length == prefix["input_ids"].shape[1]
         fresh = head.draft(make_context(tiny_target, written, tiny_target.prefill(prefix, head.taps)[2], left=20 - len(written)))
         assert (log_q - fresh).abs().max() < 1e-4 and (log_q.exp() - fresh.exp()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("changes", [{}, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}], ids=["full", "sliding"])
+def test_decoding_reads_what_training_reads(tiny_target, changes):
+    """`draft` takes new context along with the block; `context` and then `forward` is how training does it. The same marginals."""
+    head, features = shaken(build_head(tiny_target, **changes)).double(), features_of(build_head(tiny_target)).double()
+    block = torch.tensor([7] + [head.config.mask_token_id] * (head.config.block_size - 1))
+    stream = torch.arange(len(features) + len(block))[None]
+    known, own = stream[:, : len(features)], stream[:, len(features) :]
+    with torch.no_grad():
+        hidden = head(tiny_target.embed(block).double()[None], head.context(features[None], known), own, known)
+        trained = head.marginals(hidden[0, 1:], tiny_target)
+    assert (head.draft(make_context(tiny_target, [7], features)) - trained).abs().max() < 1e-5
 
 
 def test_context_in_pieces_equals_context_at_once(tiny_target):
@@ -296,6 +311,83 @@ def test_config_styles_read_alike(style):
     config = HeadConfig.from_dict({**FLAT, **style, "sliding_window": None, "final_logit_softcapping": None})
     assert (config.rope_theta, config.block_size, config.mask_token_id, config.target_layer_ids) == (5e5, 8, 63, [1, 2])
     assert HeadConfig.from_dict(json.loads(json.dumps(config.to_dict()))).to_dict() == config.to_dict()
+
+
+def test_the_head_counts_tokens_though_the_target_counts_pixels(tiny_target):
+    """After an image, M-RoPE settings copied from the target's config or not: positions of the head are 0, 1, 2 ... of the stream."""
+    copied = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1], mrope_interleaved=True))
+    plain = build_head(tiny_target).config.to_dict()
+    head = shaken(BlockDraftHead(HeadConfig.from_dict({**plain, **copied})))
+    features = tiny_target.prefill(prompt_inputs(3, grids=((4, 6),)), head.taps)[2]
+    with torch.no_grad():
+        slow = slow_draft(head, tiny_target, features, root=7)
+    fast = head.draft(make_context(tiny_target, [7], features))
+    assert (fast.exp() - slow.exp()).abs().max() < 1e-5
+
+
+def test_a_hub_id_fetches_config_and_safetensors_only(tiny_target, tmp_path, monkeypatch):
+    """No code and no pickle is asked for; what cannot be reached is named."""
+    build_head(tiny_target).save_pretrained(tmp_path)
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: asked.update(options, name=name) or str(tmp_path))
+    assert BlockDraftHead.from_pretrained("someone/some-head").config.block_size == 8
+    assert asked["name"] == "someone/some-head" and asked["allow_patterns"] == ["config.json", "*.safetensors"]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: 1 / 0)
+    with pytest.raises(FileNotFoundError, match="someone/some-head"):
+        BlockDraftHead.from_pretrained("someone/some-head")
+
+
+def test_a_folder_with_a_pickle_is_no_head(tiny_target, tmp_path):
+    """pytorch_model.bin is never opened."""
+    (tmp_path / "config.json").write_text(json.dumps(build_head(tiny_target).config.to_dict()))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        BlockDraftHead.from_pretrained(tmp_path)
+
+
+def test_shards_are_read_together(tiny_target, tmp_path):
+    """Several safetensors files in one folder hold one head."""
+    head = shaken(build_head(tiny_target))
+    head.save_pretrained(tmp_path)
+    tensors = list(load_file(tmp_path / "model.safetensors").items())
+    (tmp_path / "model.safetensors").unlink()
+    for i, part in enumerate((tensors[:9], tensors[9:])):
+        save_file(dict(part), tmp_path / f"model-{i}.safetensors")
+    loaded = BlockDraftHead.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in head.state_dict().items())
+
+
+# What public loaders read. The DFlash class: every tensor by name, nothing missing and nothing left over. SGLang: the same, q, k, v and gate, up
+# merged; config keys of `flat` and `nested`. vLLM: the same through a Qwen3 config, the mask id from `dflash_config`.
+SERVED = {
+    "flat": ["architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "rms_norm_eps", "rope_parameters", "rope_theta", "vocab_size", "max_position_embeddings", "hidden_act", "attention_bias", "num_target_layers",
+             "block_size", "layer_types", "tie_word_embeddings", "dtype"],
+    "nested": ["mask_token_id", "target_layer_ids", "input_embedding_scale", "output_multiplier", "final_logit_softcapping"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_folder_has_what_serving_engines_ask_for(tiny_target, tmp_path, bias):
+    """Every key and every tensor, with the shape that follows from the config; the library's own Qwen3 config reads the file alike."""
+    window = dict(layer_types=["full_attention", "sliding_attention"], sliding_window=4)
+    build_head(tiny_target, attention_bias=bias, rope_theta=5e5, final_logit_softcapping=30.0, **window).save_pretrained(tmp_path)
+    raw, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    assert not [key for key in SERVED["flat"] if key not in raw] + [key for key in SERVED["nested"] if key not in raw["dflash_config"]]
+    assert raw["architectures"] == ["DFlashDraftModel"] and raw["model_type"] == "qwen3" and raw["hidden_act"] == "silu"
+    assert len(raw["layer_types"]) == raw["num_hidden_layers"] and sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    d, h, kv, hd, ffn, taps = 32, 4, 2, 8, 64, len(raw["dflash_config"]["target_layer_ids"])
+    shapes = {"fc": [d, taps * d], "hidden_norm": [d], "norm": [d]}
+    for i in range(2):
+        shapes |= {f"layers.{i}.self_attn.{n}_proj": s for n, s in (("q", [h * hd, d]), ("k", [kv * hd, d]), ("v", [kv * hd, d]), ("o", [d, h * hd]))}
+        shapes |= {f"layers.{i}.self_attn.{n}_norm": [hd] for n in "qk"} | {f"layers.{i}.{n}_layernorm": [d] for n in ("input", "post_attention")}
+        shapes |= {f"layers.{i}.mlp.{n}_proj": s for n, s in (("gate", [ffn, d]), ("up", [ffn, d]), ("down", [d, ffn]))}
+    biases = {f"{n}.bias": s[:1] for n, s in shapes.items() if bias and n.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))}
+    assert {n: list(t.shape) for n, t in tensors.items()} == {f"{n}.weight": s for n, s in shapes.items()} | biases
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert type(read).__name__ == "Qwen3Config" and read.rope_parameters["rope_theta"] == 5e5 and read.head_dim == 8
+    assert read.sliding_window == 4, "a Qwen3 config without use_sliding_window would drop the window"
+    assert read.dflash_config == raw["dflash_config"] and read.block_size == 8 and read.attention_bias == bias
 
 
 def test_false_and_zero_are_said():

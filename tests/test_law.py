@@ -1,6 +1,7 @@
 """Section 7, law: the formula against its definition, the fit against rounds simulated from a planted law."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -152,3 +153,14 @@ def test_r2_reads_bin_means():
 def test_r2_of_a_flat_curve_is_undefined():
     """Nothing to explain: not a number, rather than a perfect fit."""
     assert math.isnan(r2_on_deciles(torch.arange(20.0), torch.ones(20), torch.ones(20)))
+
+
+def test_one_odd_round_identifies_nothing():
+    """One accepted draft in 400 rounds has a tiny formal interval; it must not be believed. Thousands of rounds stay quick."""
+    h, accepted, cap = simulate(0)
+    one = torch.zeros_like(accepted)
+    one[7] = 1
+    assert not fit_entropy_law(h, one, 15).identified
+    began = time.perf_counter()
+    assert fit_entropy_law(*simulate(1, rounds=20_000)).identified
+    assert time.perf_counter() - began < 20  # one backward pass, not one for every round

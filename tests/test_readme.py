@@ -28,7 +28,7 @@ def test_every_command_in_the_readme_parses(command):
             script, arguments = words[1], words[2:]
             assert words[0] == "python" and (ROOT / script).exists()
             if arguments and not arguments[0].startswith("-"):
-                assert script == "train.py" and arguments.pop(0) in ("target", "corpus", "head")
+                assert script == "train.py" and arguments.pop(0) in ("target", "corpus", "head", "eagle")
             if arguments != ["--help"] and script != "glance.py":
                 HfArgumentParser({"train.py": train.Config, "verify.py": verify.Config}[script]).parse_args_into_dataclasses(args=arguments)
 

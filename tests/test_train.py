@@ -1,6 +1,8 @@
 """train.py: pages, the language, the corpus and the head's training."""
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,10 +108,11 @@ def test_rows_that_are_no_rows_are_named(tmp_path):
     assert train.main(["head", "--data", str(file), "--target", str(SHIPPED)]) == 2
 
 
-def test_a_stopped_head_training_goes_on_as_if_nothing_happened(tmp_path):
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_stopped_head_training_goes_on_as_if_nothing_happened(tmp_path, optimizer):
     """Six steps in one go, or three, a stop and three more: the same weights, bit for bit."""
     target, rows = Target.load(SHIPPED), [{"task": "document", "seed": 7, "ids": list(range(20, 60))}]
-    config = train.Config(head_steps=6, rows_per_step=1, anchors=4, head_layers=1)
+    config = train.Config(head_steps=6, rows_per_step=1, anchors=4, head_layers=1, optimizer=optimizer)
     whole = train.train_head(target, rows, tmp_path / "whole", config)
 
     class Stop(Exception):
@@ -126,8 +129,16 @@ def test_a_stopped_head_training_goes_on_as_if_nothing_happened(tmp_path):
         patch.setattr(train, "block_loss", stop_at_four)
         patch.setattr(train, "SAVE_SECONDS", 0)
         train.train_head(target, rows, tmp_path / "cut", config)
+    with pytest.raises(ValueError, match="belongs to a run of"):
+        train.train_head(target, rows, tmp_path / "cut", replace(config, optimizer="adamw" if optimizer == "muon" else "muon"))
     resumed = train.train_head(target, rows, tmp_path / "cut", config)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values()))
+
+
+def test_an_unknown_optimizer_is_refused():
+    """By name, with the two there are."""
+    with pytest.raises(ValueError, match="neither 'muon' nor 'adamw'"):
+        train.head_optimisers(build_head(build_tiny(0)), 1e-3, "sgd")
 
 
 def test_a_head_for_ones_own_target_from_rows(tmp_path):
@@ -160,9 +171,30 @@ def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
 
 
 def test_drills_come_first_and_then_every_task():
-    """The first lessons are random characters; afterwards the five tasks, on pages that grow to their full size."""
-    lessons = train.Lessons(train.load_processor(SHIPPED), steps=40, drill_steps=4, pages_per_step=8)
+    """The first lessons are drills without a word to guess; then the five tasks, pictures half bare until pages have grown full."""
+    processor = train.load_processor(SHIPPED)
+    lessons, bare = train.Lessons(processor, steps=40, drill_steps=4, pages_per_step=8), processor.tokenizer(train.LIST)["input_ids"]
     names = (*TASKS, "drill")
-    assert {names[t] for t in lessons[0]["tasks"].tolist()} == {"drill"}
-    assert "drill" not in {names[t] for t in lessons[39]["tasks"].tolist()}
+    asks_for_a_list = lambda step: ["".join(map(str, bare)) in "".join(map(str, row)) for row in lessons[step]["input_ids"].tolist()]  # noqa: E731
+    assert [names[t] for t in lessons[0]["tasks"].tolist()] == ["drill", "caption", "drill", "scene_text"] * 2
+    assert asks_for_a_list(0) == [False, True] * 4
+    assert "drill" not in {names[t] for t in lessons[5]["tasks"].tolist()} and any(asks_for_a_list(5)) and not all(asks_for_a_list(5))
+    assert not any(asks_for_a_list(39))
     assert {train.pick_task(seed) for seed in range(300)} == set(TASKS)
+
+
+def test_suffix_lookup_knows_its_corpus_by_heart_and_nothing_else():
+    """What was seen comes in one round, what was not one token at a time; the longest suffix decides, not the latest."""
+    assert train.suffix_lookup_tau([[1, 2, 3, 4, 5, 6]], [[0, 1, 2, 3, 4, 5, 6]]) == 5
+    assert train.suffix_lookup_tau([[7, 8, 9]], [[1, 2, 3]]) == 1
+    # after 1 2 the corpus says 3 4, though after a mere 2 it last said 9: rounds are [1], [2] and [3 4]
+    assert train.suffix_lookup_tau([[7, 1, 2, 3, 4]], [[1, 2, 3, 4], [8, 2, 9], [5, 1, 6]], longest=2) == pytest.approx(4 / 3)
+
+
+def test_copied_text_is_foreseeable_and_fresh_text_is_not():
+    """The control: the same answer on every page scores no distinct span; random text is all distinct and cannot be looked up."""
+    tokenizer, rng = train.load_processor(SHIPPED).tokenizer, random.Random(0)
+    same = [{"task": "caption", "ids": tokenizer("one red square rests near the old stone bridge and glows")["input_ids"]}] * 40
+    fresh = [{"task": "caption", "ids": [rng.randrange(300, 600) for _ in range(60)]} for _ in range(40)]
+    (copied, lookup), (distinct, blind) = train.foreseeable(same, tokenizer)["caption"], train.foreseeable(fresh, tokenizer)["caption"]
+    assert copied == 0 and lookup > 10 and distinct > 0.9 and blind < 1.2
