@@ -313,7 +313,8 @@ class BlockDraftHead(nn.Module):
             normed = layer.input_layernorm(x)
             keys, values = grow(cached[i], layer.self_attn.keys_values(torch.cat([fused, normed], dim=1), cos, sin))
             grown.append((keys[:, :, :length], values[:, :, :length]))  # of the block nothing stays
-            x = layer.finish(x, layer.self_attn.attend(normed, (keys, values), *own, self._mask(i, stream[:, length:], stream[:, :length])))
+            mask = self._mask(i, stream[:, length:], stream[:, :length])
+            x = layer.finish(x, layer.self_attn.attend(normed, (keys, values), *own, mask))
         context.memory.update(length=length, keys_values=grown)
         return self.marginals(self.norm(x)[0, 1 : 1 + context.left], context.target)
 
@@ -582,8 +583,7 @@ class Target:
         return limits
 
     def _self_check(self) -> None:
-        """What no rule above foresees (attention that takes no mask or counts rows, positions of its own, no cache) is refused here, by
-        name."""
+        """What no rule foresees (attention that takes no mask or counts rows, own positions, no cache) is refused here, by name."""
         name = type(self.model).__name__
         try:
             error = self.tree_error()

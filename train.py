@@ -1,6 +1,6 @@
 """Everything in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
 
-    python train.py               all of it, in order: target, corpus, head, eagle (about an hour and a half on two CPU cores)
+    python train.py               all of it, in order: target, corpus, head, eagle (about two hours on two CPU cores)
     python train.py target        one part alone; `corpus`, `head` and `eagle` (the EAGLE-3 head it is compared with) likewise
     python train.py head --target <folder or hub id> --data rows.jsonl      a head for a target of your own
     python train.py head --head <folder> --tasks caption,scene_text         a head that never met the other tasks
@@ -386,7 +386,8 @@ def scene_text(rng: random.Random, lines: int, temperature: float | None) -> Pag
         sheet.write(row + i * scale, col + (width - scale * len(word)) // 2, word, ink, scale)
 
     voice = Voice(rng, temperature)
-    voice.say(SIGN, details_of(sign, clutter[0], ground), '"$words" $colour sign on the $side,', colour=colour, side=SIDES[column], words=" ".join(words))
+    voice.say(SIGN, details_of(sign, clutter[0], ground), '"$words" $colour sign on the $side,',
+              colour=colour, side=SIDES[column], words=" ".join(words))
     describe(voice, clutter, ground)
     prompt = rng.choice(("What does the sign say?", "Describe the sign and what is around it.", "Read the sign."))
     prompt = LIST if temperature is None else prompt
@@ -506,7 +507,7 @@ def chart(rng: random.Random, lines: int, temperature: float | None) -> Page:
     return sheet.page("chart", prompt, head + between.join(label + link + value for label, value in facts) + end, facts)
 
 
-def drill(rng: random.Random, lines: int, temperature: float) -> Page:
+def drill(rng: random.Random, lines: int, temperature: float | None) -> Page:
     """Random characters, line by line: nothing here can be foreseen, so the only way to a lower loss is to read. Training only.
 
     Eight lines are for the eyes alone: every character, sign-sized ones and sign colours too."""
@@ -659,7 +660,8 @@ class Lessons(torch.utils.data.Dataset):
 
     def __init__(self, processor, steps: int, drill_steps: int, pages_per_step: int, before: int = 0):
         """before: steps of an earlier season. The second season has neither drills nor a curriculum, and reads signs above all."""
-        self.processor, self.steps, self.drill_steps, self.pages_per_step, self.before = processor, steps, drill_steps, pages_per_step, before
+        self.processor, self.steps, self.drill_steps = processor, steps, drill_steps
+        self.pages_per_step, self.before = pages_per_step, before
 
     def __len__(self):
         return self.steps
@@ -713,7 +715,7 @@ def probe_loss(probe: nn.Module, seen: torch.Tensor, glyphs: torch.Tensor) -> tu
 
 
 def lesson_loss(model, probe, batch):
-    """Answer loss plus the probe's. Returns (loss, answer loss per row [B], share of glyphs right)."""
+    """Answer loss plus the probe's. Returns (loss, answer loss per row [B], share of glyphs right; None without a probe)."""
     # bf16 products double a CPU's matrix speed; weights, norms, both heads and the losses stay fp32.
     with torch.autocast(batch["labels"].device.type, torch.bfloat16):
         out = model.model(**{name: batch[name] for name in READ}, use_cache=False)
@@ -723,7 +725,7 @@ def lesson_loss(model, probe, batch):
     row = asked.nonzero()[:, 0]
     per_row = torch.zeros(len(asked), device=nats.device).index_add(0, row, nats.detach()) / asked.sum(1)
     if probe is None:
-        return nats.mean(), per_row, torch.tensor(1.0)
+        return nats.mean(), per_row, None
     looked, right = probe_loss(probe, torch.stack(out.image_outputs.pooler_output), batch["glyphs"])
     return nats.mean() + 0.5 * looked, per_row, right
 
@@ -796,7 +798,8 @@ def write_log(log: Path, step: int, steps: int, figures: dict[str, float], note:
         file.write(line + "\n")
 
 
-def train_target(folder, steps, eye_steps=1000, drill_steps=700, before=0, pages_per_step=16, peak=1.5e-3, save_minutes=4, workers=1, stop_after=None):
+def train_target(folder, steps, eye_steps=1000, drill_steps=700, before=0, pages_per_step=16, peak=1.5e-3, save_minutes=4, workers=1,
+                 stop_after=None):  # fmt: skip
     """Teach the model in `folder` to read, in place. Stopped at any point, the same call goes on from the last save.
 
     before: the steps of an earlier season, for the second: a model that reads already, without the probe (see Lessons).
@@ -834,7 +837,8 @@ def train_target(folder, steps, eye_steps=1000, drill_steps=700, before=0, pages
         for task, nats in zip(batch["tasks"].tolist(), per_row.tolist()):
             name = (*TASKS, "drill")[task]
             smooth[name] = 0.95 * smooth.get(name, nats) + 0.05 * nats
-        smooth["glyphs"] = 0.9 * smooth.get("glyphs", right.item()) + 0.1 * right.item()
+        if right is not None:
+            smooth["glyphs"] = 0.9 * smooth.get("glyphs", right.item()) + 0.1 * right.item()
         figures = {name: smooth[name] for name in (*TASKS, "drill", "glyphs") if name in smooth}
         bar.set_postfix({name: f"{value:.3f}" for name, value in figures.items()}, refresh=False)
         done = step + 1
@@ -1115,7 +1119,7 @@ def eagle_loss(head: Eagle3Head, target: Target, features: torch.Tensor, tokens:
 
 
 def head_optimisers(head: BlockDraftHead, peak: float, name: str) -> list[torch.optim.Optimizer]:
-    """AdamW as in the paper, or Muon for the matrices (norms stay with AdamW): the small head then learns to copy in a third of the steps.
+    """AdamW as in the paper, or Muon for the matrices (norms stay with AdamW): the small head then needs less than half the steps.
 
     Raises ValueError for another name.
     """
@@ -1124,20 +1128,21 @@ def head_optimisers(head: BlockDraftHead, peak: float, name: str) -> list[torch.
     matrices = [w for w in head.parameters() if w.dim() == 2 and name == "muon"]
     others = [w for w in head.parameters() if w.dim() != 2 or name == "adamw"]
     made = [torch.optim.Muon(matrices, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")] if matrices else []
-    made.append(torch.optim.AdamW(others, lr=min(peak, 1e-3), fused=True))
+    made.append(torch.optim.AdamW(others, lr=min(peak, 1e-3) if matrices else peak, fused=True))
     for group in (group for optimiser in made for group in optimiser.param_groups):
         group["peak"] = group["lr"]
     return made
 
 
 def train_head(target: Target, rows: list[dict], folder: str | Path, config: Config, eagle: bool = False) -> BlockDraftHead:
-    """One pass over the answered rows; writes a head's folder. Stopped at any point, the same call goes on from the last save.
+    """`head_steps` steps over the answered rows, in order and round again; writes a head's folder. Resumes from the last save.
 
     `eagle` trains the EAGLE-3 head: other loss, same rows in the same order, same tapped layers, schedule and saves.
     """
     folder, steps, rows = Path(folder), config.head_steps, pick_rows(rows, config.tasks)
     folder.mkdir(parents=True, exist_ok=True)
-    state, log, peak = folder / "training.safetensors", folder / "training.log", config.eagle_lr if eagle else config.head_lr
+    state, log = folder / "training.safetensors", folder / "training.log"
+    peak = (config.eagle_lr if eagle else config.head_lr) or (1e-2 if config.optimizer == "muon" else 1e-3)
     torch.manual_seed(config.seed)
     taps = [int(t) for t in config.taps.split(",") if t] or default_taps(config.head_layers, target.num_layers)
     layers, block, kind = (1, config.unroll + 1, Eagle3Head) if eagle else (config.head_layers, config.block_size, BlockDraftHead)
@@ -1186,7 +1191,7 @@ def row_loss(head: BlockDraftHead, target: Target, row: dict, draw: random.Rando
     """The target reads an answered row once, the head learns from it: (loss, drafts of each block that would have held)."""
     inputs, answer = row_inputs(target, row, config.blank), row["ids"]
     tokens, first = inputs["input_ids"][0].tolist() + answer, inputs["input_ids"].shape[1]
-    # bf16 products cost a CPU half as much; weights, losses and what adds up stay fp32
+    # bf16 products save a fifth of a row on a CPU; weights, losses and what adds up stay fp32
     with torch.no_grad(), torch.autocast(target.device.type, torch.bfloat16):
         logits, features = (t.float().clone() for t in target.teacher_force(inputs, answer, head.taps))
     with torch.autocast(target.device.type, torch.bfloat16):
@@ -1227,8 +1232,8 @@ class Config:
     tasks: str = option("", "comma-separated tasks the heads learn from; empty: all of the corpus")
     blank: bool = option(False, "the heads learn from states of the same answers read under a blank page")
     optimizer: str = option("muon", "muon (matrices; norms by adamw) or adamw, as in the paper, for the heads")
-    eagle_lr: float = option(1e-2, "peak learning rate of the EAGLE-3 head")
-    head_lr: float = option(1e-2, "peak learning rate of the head (6e-4 with adamw for a target of billions)")
+    eagle_lr: float | None = option(None, "peak learning rate of the EAGLE-3 head; empty: 1e-2 with muon, 1e-3 with adamw")
+    head_lr: float | None = option(None, "peak learning rate of the head, empty likewise (6e-4 with adamw for a target of billions)")
     max_new_tokens: int = option(160, "longest answer in the corpus")
     batch: int = option(32, "prompts answered together")
     seed: int = option(0, "seed of initial weights and of which blocks are drawn")

@@ -55,7 +55,7 @@ class Config:
     tasks: str = option(",".join(TASKS), "comma-separated tasks")
     prompts: int = option(12, "prompts a task")
     max_new_tokens: int = option(160, "longest answer, in tokens")
-    budget: int = option(15, "N, drafted nodes per round (15 suits a CPU: see the cost curve in the README; 31 to 63 a GPU)")
+    budget: int = option(15, "N, drafted nodes per round (15 suits a CPU: the cost curve is in notebooks/2_tree.ipynb; 31 to 63 a GPU)")
     branch: int = option(8, "tokens tried per offset")
     drafters: str = option("glance,spine", "comma-separated: glance, spine, eagle3, eagle8 (chains of 3 and 8), eagletree, ngram, "
                            "auto; my_file.py:MyDrafter is made with those of `head` and `target` that its __init__ names")  # fmt: skip

@@ -141,6 +141,17 @@ def test_an_unknown_optimizer_is_refused():
         train.head_optimisers(build_head(build_tiny(0)), 1e-3, "sgd")
 
 
+@pytest.mark.parametrize("name, peak, kinds", [("adamw", 5e-3, ["AdamW"]), ("muon", 5e-3, ["Muon", "AdamW"])])
+def test_the_learning_rate_asked_for_is_the_one_used(name, peak, kinds):
+    """On every matrix, with either optimiser; beside Muon the norms stay at AdamW's 1e-3 or below."""
+    head = build_head(build_tiny(0))
+    made = train.head_optimisers(head, peak, name)
+    rates = {id(w): group["lr"] for optimiser in made for group in optimiser.param_groups for w in group["params"]}
+    assert [type(optimiser).__name__ for optimiser in made] == kinds
+    assert {id(w) for w in head.parameters()} == set(rates)
+    assert all(rates[id(w)] == (peak if w.dim() == 2 or name == "adamw" else 1e-3) for w in head.parameters())
+
+
 def test_a_head_for_ones_own_target_from_rows(tmp_path):
     """The documented path for a real target: rows of image and prompt -> answers -> a DFlash folder that fits the target."""
     for i in range(3):
