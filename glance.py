@@ -143,17 +143,20 @@ def default_taps(num_draft_layers: int, num_target_layers: int) -> list[int]:
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of position x frequency: positions [batch, S] -> [batch, 1, S, head_dim], one row for all heads.
-    The head keeps plain 1-D stream positions even where the target uses M-RoPE: it counts tokens, not pixels."""
+    sin is negative on the left half, as `rotate` wants it. The head keeps plain 1-D stream positions even where the target uses
+    M-RoPE: it counts tokens, not pixels."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
     angle = positions.float()[:, None, :, None] * frequency
-    angle = torch.cat([angle, angle], dim=-1)
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [..., S, head_dim] (the half-split convention of Qwen and Llama)."""
-    left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+    """Apply rotary positions to x [..., S, head_dim] (the half-split convention of Qwen and Llama).
+
+        left' = left cos - right sin,   right' = right cos + left sin        the minus is in `sin` already
+    """
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
 
 def grow(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -363,6 +366,8 @@ class BlockDraftHead(nn.Module):
         ):  # fmt: skip
             if head_says != target_says:
                 raise ValueError(f"draft head was built for {what} {head_says}, this target has {target_says}")
+        if self.fc.weight.device != target.device:
+            raise ValueError(f"draft head is on {self.fc.weight.device}, this target on {target.device}: move it with head.to(...)")
         if not 0 <= c.mask_token_id < rows:
             raise ValueError(f"mask token {c.mask_token_id} lies outside the target's embedding table of {rows} rows")
         if not all(0 <= tap < layers for tap in self.taps):
@@ -515,6 +520,7 @@ class Sequence:
 
     cache: object  # transformers DynamicCache, T rows per layer
     length: int  # T
+    clean: int  # of these the first so many were read as the library reads: with the prompt, or one token a pass
     root_position: Tensor  # position ids of the token after the cache, [..., 1]: [1, 1], or [3 or 4, 1, 1] for M-RoPE
     layers: list  # the cache's layers that held T rows after the prompt; a cross-attention layer holds the image instead
     extras: dict  # per-token inputs the model wants besides ids and positions, as it prepared them for one token
@@ -684,7 +690,7 @@ class Target:
         known = ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "cache")
         extras = {n: v for n, v in step.items() if n not in known and isinstance(v, Tensor) and v.dim() > 1 and v.shape[1] == 1}
         layers = [layer for layer in kwargs["cache"].layers if layer.is_initialized and layer.keys.shape[-2] == ids.shape[1]]
-        sequence = Sequence(kwargs["cache"], ids.shape[1], step["position_ids"], layers, extras)
+        sequence = Sequence(kwargs["cache"], ids.shape[1], ids.shape[1], step["position_ids"], layers, extras)
         return sequence, out.logits[0, -1], self._features(out, taps)
 
     def _features(self, out, taps: list[int]) -> Tensor | None:
@@ -754,6 +760,7 @@ class Target:
     @torch.inference_mode()
     def commit(self, sequence: Sequence, tree: CandidateTree, path: list[int]) -> None:
         """Keep r and the accepted path in the cache; forget every other node."""
+        sequence.clean += len(tree) == 0 and sequence.clean == sequence.length
         self._keep(sequence, len(tree) + 1, [0, *path])
 
     def _keep(self, sequence: Sequence, rows: int, kept: list[int]) -> None:
@@ -773,18 +780,25 @@ class Target:
         sequence.root_position = sequence.root_position + len(kept)
 
     @torch.inference_mode()
-    def reread(self, sequence: Sequence, tree: CandidateTree, path: list[int], logits: Tensor, features: Tensor | None,
-               taps: list[int]) -> None:  # fmt: skip
-        """Commit r and the path, its last node from a plain one-token pass: that pass's keys, values, logits and features
-        take the place of those from the tree pass. `logits` and `features` are changed in that node's row."""
-        last = [0, *path][-1]
-        self._keep(sequence, len(tree) + 1, [0, *path][:-1])
-        alone = CandidateTree.empty(tree.tokens[last])
-        again, more = self.verify(sequence, alone, taps)
-        self.commit(sequence, alone, [])
+    def reread(self, sequence: Sequence, tree: CandidateTree, path: list[int], text: list[int], logits: Tensor,
+               features: Tensor | None, taps: list[int]) -> int:  # fmt: skip
+        """Commit r and the path as the library would have read them: all rows left by tree passes are read again, a token a pass.
+
+        text: prompt and committed tokens, r the last. `logits` and `features` are changed in the row of the path's last node.
+        Returns the number of passes: no token of an answer is read again twice.
+        """
+        last, back = [0, *path][-1], sequence.length - sequence.clean
+        sequence.length, sequence.root_position = sequence.clean, sequence.root_position - back
+        self._keep(sequence, back + len(tree) + 1, [])
+        tokens = text[sequence.clean :] + [tree.tokens[node] for node in path]
+        for token in tokens:
+            alone = CandidateTree.empty(token)
+            again, more = self.verify(sequence, alone, taps)
+            self.commit(sequence, alone, [])
         logits[last] = again[0]
         if taps:
             features[last] = more[0]
+        return len(tokens)
 
 
 def load_processor(name: str | Path):
@@ -926,7 +940,7 @@ class Round:
     logits: Tensor | None  # [len(tokens), V], fp32: where each token was decided (kept if asked for)
     seconds: dict = field(default_factory=dict)  # by stage: draft, tree, verify, commit
     cap: int = 0  # the most drafts this round could have had accepted: min(L, N, tokens left); set by `generate`
-    passes: int = 1  # target passes: 2 where a near-tie was handed to a one-token pass
+    passes: int = 1  # target passes: more where a near-tie was handed to one-token passes
 
     @property
     def accepted(self) -> int:
@@ -1022,10 +1036,9 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
     """The loop behind `decode`.
 
     The gate: in bf16 a token's logits, keys and values differ in their last bits between a one-token and an N-token pass, and a
-    near-tie can fall either way. With `tie_margin` the walk stops before such a token; a plain one-token pass decides it, and the
-    keys and values of that pass are the ones kept. What this promises: a token decided by the tree pass is the library's if no
-    logit moves by more than tie_margin / 2 between its pass and ours. What it does not: a gated token is decided by the library's
-    own kind of pass, but over rows of which some come from tree passes, and their last bits can still turn the finest ties.
+    near-tie can fall either way. With `tie_margin` the walk stops before such a token, and all that tree passes have read since the
+    last such stop is read again one token a pass, as the library reads. So a gated token is the library's to the last bit, and one
+    that a tree pass decided is the library's if no logit moves by more than tie_margin / 2 between its pass and ours.
     """
     taps, clock = list(drafter.taps), Clock(target.device)
 
@@ -1035,11 +1048,11 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
     tree, logits = CandidateTree.empty(prompt[-1]), logits[None]
     path, bonus = accept(tree, logits)
     clock.lap("verify")
-    context, tie = Context(target, prompt, features, budget, branch, max_new_tokens, clock), None
+    context, rereads = Context(target, prompt, features, budget, branch, max_new_tokens, clock), 0
 
     while True:
         done = settle(tree, path, bonus, logits, ends, context.left)
-        done.passes += tie is not None
+        done.passes += rereads
         context.tokens = context.tokens + done.tokens
         context.left -= len(done.tokens)
         clock.lap("commit")
@@ -1058,9 +1071,10 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
         if tie is None:
             clock.lap("verify")
             target.commit(sequence, tree, path)
+            rereads = 0
         else:
             path = path[:tie]
-            target.reread(sequence, tree, path, logits, features, taps)
+            rereads = target.reread(sequence, tree, path, context.tokens, logits, features, taps)
             bonus = int(logits[[0, *path][-1]].argmax())
             clock.lap("verify")
         context.fresh = features[[0, *path]] if taps else None
@@ -1074,6 +1088,7 @@ def generate(target: Target, drafter, inputs: dict, *, budget: int = 31, **optio
     for r in reversed(generation.rounds[1:]):
         left += len(r.tokens)
         r.cap = min(min(block - 1, budget) if block else max(r.tree.depths), left)  # N nodes reach N deep at most
+        r.cap = r.cap if r.passes == 1 else min(r.cap, len(r.path))  # where the gate stopped the walk, nobody knows what it had met
     return generation
 
 

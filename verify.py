@@ -40,7 +40,8 @@ from transformers.generation.streamers import BaseStreamer
 import glance
 from glance import (BlockDraftHead, CandidateTree, EntropyLaw, Generation, Spine, Target, end_tokens, fit_entropy_law, generate,
                     grow_tree, r2_on_deciles)  # fmt: skip
-from train import COLOUR_CODES, HELD_OUT, SHAPE_CODES, TASKS, Page, make_page, option, score
+from train import (COLOUR_CODES, HELD_OUT, SHAPE_CODES, TASKS, Page, block_loss, eagle_loss, make_page, option, score,
+                   text_prompt)  # fmt: skip
 
 HERE = Path(__file__).resolve().parent
 
@@ -78,6 +79,7 @@ class Config:
     draws: int = option(200, "bootstrap draws over prompts for the law")
 
 
+REPORT_OPTIONS = ("tables", "narrow_head", "blind_head", "law_rounds", "draws")
 # More noise than this between a one-token and an N-token pass, in units of the logits' spread, is a fault and no rounding.
 ROUNDING = {dtype: Target.ROUNDING[getattr(torch, dtype)] for dtype in ("float32", "bfloat16")}
 
@@ -97,6 +99,11 @@ class Sample:
     image: Image.Image | None
     prompt: str
     page: Page | None = None  # knows the right answer; None for the user's own data
+
+    def for_target(self, target: Target) -> Sample:
+        """Itself; for a target without eyes, a drawn page as text."""
+        blind = self.page and not hasattr(target.processor, "image_processor")
+        return Sample(self.task, None, text_prompt(self.page), self.page) if blind else self
 
 
 def load_samples(config: Config) -> dict[str, list[Sample]]:
@@ -125,6 +132,8 @@ def load_rows(folder: Path, tasks: list[str] | None, limit: int) -> dict[str, li
     samples = {}
     for task in tasks or known:
         lines = known[task].read_text().splitlines()[:limit]
+        if not lines:
+            raise BadInput(f"{known[task]} holds no row")
         samples[task] = [read_row(known[task], number, line) for number, line in enumerate(lines, start=1)]
     return samples
 
@@ -151,7 +160,10 @@ def swap_partner(rows: list[Sample], i: int) -> Sample:
     """The next page with the same prompt, failing that the next one answered in the same form, failing that the page itself.
 
     The prompt decides whether a document is transcribed line by line or told in a sentence, and its page is scored for that form.
+    Without an image the page is part of the prompt, and there is nothing to swap.
     """
+    if rows[i].image is None:
+        return rows[i]
     following, lines = rows[i + 1 :] + rows[:i], lambda sample: sample.page and "\n" in sample.page.answer
     same = [other for other in following if other.prompt == rows[i].prompt]
     return (same + [other for other in following if lines(other) == lines(rows[i])] + [rows[i]])[0]
@@ -463,7 +475,7 @@ def print_control(target: Target, drafters: dict, answers: list[Answer], config:
 
     def line(name, arms):
         differ = sum(arm.tokens != a.reference for arm, a in zip(arms, answers))
-        gated = sum(r.passes - 1 for arm in arms for r in arm.rounds)
+        gated = sum(r.passes > 1 for arm in arms for r in arm.rounds)
         print(f"  {name:32s} {differ:4d} of {len(answers)} answers differ from the library's, tau {pooled_tau(arms):5.2f}, "
               f"{gated} tokens gated")  # fmt: skip
 
@@ -753,11 +765,13 @@ def main(arguments: list[str] | None = None) -> int:
         if config.show and config.show not in samples:
             raise BadInput(f"--show {config.show}: there are {', '.join(samples)}")
         target, head, drafters = prepare(config)
+        samples = {task: [sample.for_target(target) for sample in rows] for task, rows in samples.items()}
         set_tie_margin(target, samples, config)
     except BadInput as error:
         print(f"verify.py: {error}", file=sys.stderr)
         return 2
-    print("  ".join(f"{k}={v}" for k, v in asdict(config).items() if v != ""))
+    idle = () if config.report else REPORT_OPTIONS
+    print("  ".join(f"{k}={v}" for k, v in asdict(config).items() if v != "" and k not in idle))
     if dropped := dropped_processors(target):
         print(f"not applied, from the target's own generation config: {', '.join(dropped)}")
     if config.show:
@@ -1105,6 +1119,28 @@ def copy_tables(target: Target, by_task: dict[str, list[Answer]], names: list[st
             Table("copy", "What a copied run costs", columns, costs, ["Passes of all rounds that touch the run."])]  # fmt: skip
 
 
+@torch.inference_mode()
+def depth_table(target: Target, heads: dict, by_task: dict[str, list[Answer]], depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)) -> Table:
+    """How far each head's best words hold, from every token of every held-out answer, over the target's own states: no tree, no loop."""
+    rows = []
+    for name, head in heads.items():
+        for task, answers in by_task.items():
+            runs = []
+            for answer in (a for a in answers if len(a.reference) > 1):
+                inputs = encode(target, answer.sample.prompt, answer.sample.image)
+                tokens, first = inputs["input_ids"][0].tolist() + answer.reference, inputs["input_ids"].shape[1]
+                laws, features = target.teacher_force(inputs, answer.reference, head.taps)
+                if isinstance(head, glance.Eagle3Head):
+                    runs.append(eagle_loss(head, target, features, tokens, laws.float().softmax(dim=-1))[1])
+                else:
+                    runs.append(block_loss(head, target, features, tokens, torch.arange(first, len(tokens) - 1))[1])
+            held = torch.cat(runs)
+            rows.append([task, name, len(held), *(float((held >= k).float().mean()) for k in depths)])
+    sizes = ", ".join(f"{name} {sum(w.numel() for w in head.parameters()) / 1e6:.2f} M" for name, head in heads.items())
+    note = f"Every token of the answer but the last is a start once. Parameters: {sizes}."
+    return Table("matched", "Share of starts whose first k drafts are all right", ["task", "head", "starts", *(f"k={k}" for k in depths)], rows, [note])
+
+
 def narrow_table(by_task: dict[str, list[Answer]]) -> Table:
     taus = [[pooled_tau([a.arms[name] for a in answers]) for name in ("glance", "narrow")] for answers in by_task.values()]
     rows = [[task, both, narrow, narrow / both] for task, (both, narrow) in zip(by_task, taus)]
@@ -1130,7 +1166,10 @@ def vision_table(target: Target, drafters: dict, sample: Sample, config: Config)
 
 
 def blank_page(target: Target, sample: Sample) -> dict | None:
-    return encode(target, sample.prompt, Image.new("RGB", sample.image.size, "white")) if sample.image is not None else None
+    """The prompt with a white page, or without the page's text; None for a prompt that has no page."""
+    if sample.image is not None:
+        return encode(target, sample.prompt, Image.new("RGB", sample.image.size, "white"))
+    return encode(target, sample.page.prompt, None) if sample.page else None
 
 
 def states_of(blank: dict, taps: list[int]):
@@ -1193,7 +1232,7 @@ def law_sweep(target: Target, arms: dict, samples: dict[str, list[Sample]], conf
     """Rounds of every arm on pages of their own, a page of each task in turn, until the first arm has enough; and G by task."""
     first, rows, gains, done = HELD_OUT + config.seed * 100_000 + 50_000, [], {task: [] for task in samples}, 0
     pages = ((task, make_page(task, first + i)) for i in count() for task in samples)
-    drawn = (Sample(task, page.image, page.prompt, page) for task, page in pages)
+    drawn = (Sample(task, page.image, page.prompt, page).for_target(target) for task, page in pages)
     stream = chain.from_iterable(samples.values()) if config.data else drawn
     with tqdm(total=config.law_rounds, desc="law", unit="round", file=sys.stderr) as bar:
         for prompt, sample in enumerate(stream):
@@ -1251,6 +1290,8 @@ def report_tables(target: Target, head, drafters: dict, blind, samples: dict, by
     tasks, tables = {task: task_figures(answers, own) for task, answers in by_task.items()}, []
     if "matched" in asked:
         tables.append(matched_table(tasks, by_task, own))
+        eagles = {"eagle": drafters["eagle8"].head} if "eagle8" in drafters else {}
+        tables.append(depth_table(target, {"glance": head} | eagles, by_task))
     if "copy" in asked:
         tables += copy_tables(target, by_task, own)
     if "narrow" in drafters:

@@ -139,7 +139,7 @@ def test_the_cases_are_worth_their_time():
         inputs, drafter, options, _ = random_case(seed, heads())
         rounds += generate(small_target(), drafter, inputs, **options).rounds[1:]
     assert sum(r.accepted > 0 for r in rounds) > 40 and sum(len(r.tree) > r.accepted for r in rounds) > 40
-    assert sum(r.passes == 2 for r in rounds) > 20
+    assert sum(r.passes > 1 for r in rounds) > 20
 
 
 # ---- options and input ----

@@ -10,6 +10,7 @@ from conftest import Guesser, Oracle, build_head, build_tiny, library_greedy, li
 
 import verify
 from glance import Target, generate, near_tie
+from train import make_page
 
 LENGTH = 20
 
@@ -80,7 +81,17 @@ def test_the_gate_changes_no_text_in_fp32(margin):
             done = generate(target, drafter, inputs, max_new_tokens=LENGTH, tie_margin=margin)
             assert done.tokens == answer
             for r in done.rounds[1:-1]:  # the gate was used exactly where it should be: at the last token of a round, never before
-                assert r.passes == 1 + (len(r.tree) > 0 and r.margins[-1] <= margin) and all(m > margin for m in r.margins[:-1])
+                assert (r.passes > 1) == (len(r.tree) > 0 and r.margins[-1] <= margin) and all(m > margin for m in r.margins[:-1])
+
+
+def test_the_cap_of_a_gated_round_is_where_the_walk_was_stopped():
+    """What would have been accepted behind a near-tie nobody knows, and the law must not read it as a miss."""
+    target = build_tiny(1)
+    inputs, answer = lively(target, 7)
+    done = generate(target, Oracle(inputs, answer, depth=6), inputs, max_new_tokens=LENGTH, tie_margin=1.0)
+    gated = [r for r in done.rounds[1:] if r.passes > 1]
+    assert gated and all(r.cap == len(r.path) for r in gated)
+    assert all(r.cap >= r.accepted for r in done.rounds[1:])
 
 
 def largest_noise(alone, tree):
@@ -92,8 +103,7 @@ def largest_noise(alone, tree):
 
 def test_bf16_flips_near_ties_and_the_gate_mends_them(capsys):
     """Random bf16 targets, an oracle as drafter. A plain one-token loop gives the library's ids; N-token passes do not always. With twice
-    the measured noise as margin no token of a tree pass is wrong any more. What still differs begins at a gated token: its one-token
-    pass reads rows of earlier tree passes, which the gate does not promise away. Such wide random targets are full of near-ties."""
+    the measured noise as margin every answer is the library's again. Such wide random targets are full of near-ties."""
     cases = [(bf16_target(seed), prompt_inputs(100 * seed + number, grids=())) for seed in range(4) for number in range(8)]
     answers = [library_greedy(target, inputs, LENGTH) for target, inputs in cases]
 
@@ -112,15 +122,7 @@ def test_bf16_flips_near_ties_and_the_gate_mends_them(capsys):
         print(f"\nbf16, {len(cases)} answers, noise {noise:.3f}: {differ(plain)} differ in one-token passes, {differ(free)} in an oracle's N-token "
               f"passes (tau {tau(free):.2f}), {differ(gated)} with the gate (tau {tau(gated):.2f})")  # fmt: skip
     assert differ(plain) == 0, "the plain loop does not reproduce the library's bf16 text"
-    assert differ(gated) <= differ(free) and 0.5 <= tau(gated) <= tau(free)
-    for generation, answer in zip(gated, answers):
-        begun = 0
-        for r in generation.rounds:
-            wrong = next((i for i, token in enumerate(r.tokens) if token != answer[begun + i]), None)
-            if wrong is not None:
-                assert r.passes == 2 and wrong == len(r.path), "a token that the tree pass decided is not the library's"
-                break
-            begun += len(r.tokens)
+    assert differ(gated) == 0 and tau(gated) <= tau(free)
     if not differ(free):
         pytest.skip("not exercised: no near-tie flipped in these cases")
 
@@ -136,6 +138,15 @@ def test_verify_reports_control_and_cost(capsys):
 def test_a_wrong_margin_is_bad_input(value, capsys):
     assert verify.main(["--tie-margin", value]) == 2
     assert "--tie-margin" in capsys.readouterr().err
+
+
+def test_pixels_come_in_the_precision_of_the_target():
+    """A bf16 model refuses fp32 pixels; ids and grids stay whole numbers."""
+    target = Target.load("checkpoints/target", "bfloat16")
+    page = make_page("chart", 5)
+    inputs = target.encode(page.prompt, [page.image])
+    assert inputs["pixel_values"].dtype == torch.bfloat16 and inputs["input_ids"].dtype == torch.int64
+    assert generate(target, None, inputs, max_new_tokens=2).tokens
 
 
 # ---- other things the audit prints beside its table ----

@@ -236,6 +236,12 @@ def test_float32_head_on_a_bfloat16_target():
     assert generate(target, head, prompt_inputs(3), max_new_tokens=12, budget=0).tokens == generate(target, None, prompt_inputs(3), max_new_tokens=12).tokens
 
 
+def test_a_head_on_another_device_is_refused(tiny_target):
+    head = build_head(tiny_target).to("meta")
+    with pytest.raises(ValueError, match="draft head is on meta, this target on cpu"):
+        generate(tiny_target, head, prompt_inputs(3), max_new_tokens=2)
+
+
 # ---- taps ----
 
 

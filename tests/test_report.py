@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import ROOT, build_head, build_tiny, lively
+from conftest import ROOT, build_head, build_tiny, lively, make_context
 from test_law import simulate
 
 import verify
@@ -252,6 +252,28 @@ def test_draft_passes_are_counted_round_by_round():
         assert arm.drafts == [passes] * (len(arm.rounds) - 1 if drafter else 0)
     arm = verify.run_arm(target, EagleChain(eagle_head(target), 3), inputs, config)
     assert arm.drafts[0] == 3 and arm.drafts[-1] <= 3 and len(arm.drafts) == len(arm.rounds) - 1
+
+
+def test_the_depth_table_counts_what_drafting_from_every_token_gives():
+    """Both heads, every start of one answer, drafted one by one from the states before it: the same shares."""
+    target = build_tiny()
+    inputs, answer = lively(target, 1, length=14)
+    heads = {"glance": build_head(target), "eagle": eagle_head(target)}
+    sample = verify.Sample("caption", None, "")
+    fields = dict(library_seconds=0, text="", right=0, asked=0, swapped=(0, 0), entropy=0, grounding=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "encode", lambda *_: inputs)
+        table = verify.depth_table(target, heads, {"caption": [verify.Answer(sample, answer, **fields)]}, depths=(1, 2))
+    prompt = inputs["input_ids"][0].tolist()
+    for row, (name, head) in zip(table.rows, heads.items()):
+        features, held = target.teacher_force(inputs, answer, head.taps)[1], []
+        for at in range(len(answer) - 1):
+            context = make_context(target, prompt + answer[: at + 1], features[: len(prompt) + at])
+            drafted = head.draft(context, 2, 1).tokens[1:] if name == "eagle" else head.draft(context)[:2].argmax(dim=-1).tolist()
+            right = [a == b for a, b in zip(drafted, answer[at + 1 :])]
+            held.append((right[0], len(right) == 2 and all(right)))
+        assert row[:3] == ["caption", name, len(answer) - 1]
+        assert row[3:] == pytest.approx([sum(one) / len(held) for one in zip(*held)])
 
 
 def test_states_of_another_page_change_the_draft_and_not_the_text():

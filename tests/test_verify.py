@@ -10,8 +10,8 @@ from conftest import ROOT
 
 import glance
 import verify
-from glance import BlockDraftHead, CandidateTree, EntropyLaw, Target
-from train import TASKS, make_page
+from glance import BlockDraftHead, CandidateTree, EntropyLaw, Target, load_processor
+from train import TASKS, build_head, build_text_target, make_page
 
 SMALL = ["--prompts", "1", "--max-new-tokens", "48"]
 
@@ -131,6 +131,20 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path, row, message):
         verify.load_samples(verify.Config(data=str(tmp_path)))
 
 
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "mine.jsonl").write_text("")
+    with pytest.raises(verify.BadInput, match="mine.jsonl holds no row"):
+        verify.load_samples(verify.Config(data=str(tmp_path)))
+
+
+def test_report_options_are_printed_with_the_report_only(monkeypatch, capsys):
+    """A default run says what it ran with, and nothing of what it did not use."""
+    monkeypatch.setattr(verify, "show", lambda *_: None)
+    for arguments, there in ([], False), (["--report", "unused"], True):
+        assert verify.main(["--show", "chart", "--prompts", "1", *arguments]) == 0
+        assert ("law_rounds=5000" in capsys.readouterr().out) == there
+
+
 def test_ones_own_pages_with_and_without_image(tmp_path, capsys):
     """--data: images of other sizes and a prompt without one; the same audit, no accuracy column to fill."""
     make_page("document", 3).image.crop((0, 0, 96, 64)).save(tmp_path / "a.png")
@@ -138,6 +152,22 @@ def test_ones_own_pages_with_and_without_image(tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert verify.main(["--data", str(tmp_path), "--max-new-tokens", "24"]) == 0
     assert "2 of 2 prompts identical" in capsys.readouterr().out
+
+
+def test_a_target_without_eyes_reads_the_page_as_text(tmp_path, capsys):
+    """A Qwen3 of random weights: same pages, same audit. Without the page's text the question is all it gets, and there is nothing to swap."""
+    tokenizer = load_processor(ROOT / "checkpoints" / "target").tokenizer
+    build_text_target(tmp_path / "target", tokenizer)
+    target = Target.load(tmp_path / "target")
+    build_head(target, 2, 8).save_pretrained(tmp_path / "head")
+    folders = ["--target", str(tmp_path / "target"), "--head", str(tmp_path / "head")]
+    assert verify.main([*folders, "--tasks", "caption,document", "--prompts", "2", "--max-new-tokens", "12"]) == 0
+    assert "4 of 4 prompts identical" in capsys.readouterr().out
+    page = make_page("document", 7)
+    sample = verify.Sample("document", page.image, page.prompt, page).for_target(target)
+    assert sample.image is None and all(str(fact) in sample.prompt for fact in page.facts)
+    assert verify.swap_partner([sample, sample], 0) is sample
+    assert verify.blank_page(target, sample)["input_ids"].shape[1] < verify.encode(target, sample.prompt, None)["input_ids"].shape[1]
 
 
 def test_show_saves_the_page_and_prints_every_round(tmp_path, monkeypatch, capsys, shipped):
