@@ -880,7 +880,7 @@ def train_text_target(folder, steps, pages_per_step=16, peak=1.5e-3, save_minute
     state, tokenizer, smooth, saved_at = folder / "training.safetensors", load_processor(folder), {}, time.time()
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").to(device).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=peak, fused=True)
-    start = resume(state, {"model": model}, optimiser, {"steps": steps})
+    start = resume(state, {"model": model}, [optimiser], {"steps": steps})
     for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc="text target", mininterval=2)):
         seeds = range(step * pages_per_step, (step + 1) * pages_per_step)
         pages = [make_page(pick_task(seed), seed, min(FULL_PAGE, 2 + 20 * step // steps)) for seed in seeds]
@@ -908,7 +908,7 @@ def train_text_target(folder, steps, pages_per_step=16, peak=1.5e-3, save_minute
         if (step + 1) % 50 == 0:
             write_log(folder / "training.log", step + 1, steps, smooth)
         if time.time() - saved_at > 60 * save_minutes or step + 1 == steps:
-            save_training(state, {"model": model}, optimiser, step=step + 1, steps=steps)
+            save_training(state, {"model": model}, [optimiser], step=step + 1, steps=steps)
             saved_at = time.time()
     model.to(torch.bfloat16).save_pretrained(folder)
     return model.eval()

@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT, build_head, build_tiny, prompt_inputs
 
 import train
-from glance import BlockDraftHead, Target
+from glance import BlockDraftHead, Eagle3Head, Target
 from train import HELD_OUT, TASKS, make_page, score
 
 SHIPPED = ROOT / "checkpoints" / "target"
@@ -179,6 +179,41 @@ def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
     assert train.train_corpus(target, rows, tmp_path / "b.jsonl", batch=4, max_new_tokens=16) == whole
     with pytest.raises(ValueError, match="answers other rows"):
         train.train_corpus(target, train.page_rows(6)[1:], tmp_path / "b.jsonl")
+
+
+def test_all_parts_from_nothing_for_a_target_without_eyes(tmp_path):
+    """`train.py --text` in small: tokenizer, target, its answers, both heads; each folder loads, fits, and no training state is left."""
+    folders = {name: tmp_path / name for name in ("target", "head", "eagle")}
+    options = {"--corpus": tmp_path / "corpus.jsonl", "--target-steps": 2, "--corpus-rows": 5, "--head-steps": 1, "--rows-per-step": 1,
+               "--max-new-tokens": 8, "--unroll": 2} | {f"--{name}": folder for name, folder in folders.items()}  # fmt: skip
+    assert train.main(["--text", *(str(x) for pair in options.items() for x in pair)]) == 0
+    target = Target.load(folders["target"])
+    assert target.model.config.model_type == "qwen3" and len((tmp_path / "corpus.jsonl").read_text().splitlines()) == 5
+    for kind, name in ((BlockDraftHead, "head"), (Eagle3Head, "eagle")):
+        kind.from_pretrained(folders[name]).check(target)
+    assert not list(tmp_path.glob("*/training.safetensors"))
+    with pytest.raises(ValueError, match="its own --target and --corpus"):
+        train.make_target(train.Config(text=True))
+
+
+def test_a_stopped_text_target_goes_on_as_if_nothing_happened(tmp_path):
+    """Three steps in one go, or one, a stop and two more: the same weights, bit for bit."""
+    tokenizer, real = train.load_processor(SHIPPED).tokenizer, train.learning_rate
+    for name in ("whole", "cut"):
+        train.build_text_target(tmp_path / name, tokenizer)
+
+    def stop_at_the_second(step, steps):
+        if step:
+            raise InterruptedError
+        return real(step, steps)
+
+    teach = lambda name: train.train_text_target(tmp_path / name, 3, pages_per_step=2, save_minutes=0)  # noqa: E731
+    whole = teach("whole")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(train, "learning_rate", stop_at_the_second)
+        teach("cut")
+    resumed = teach("cut")
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values()))
 
 
 def test_drills_come_first_and_then_every_task():
