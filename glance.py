@@ -333,7 +333,8 @@ class BlockDraftHead(nn.Module):
         """Write `config.json` and `model.safetensors` in the DFlash format: embedding and lm_head stay the target's."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config.to_dict(), "architectures": [self.ARCHITECTURE]}
+        dtype = str(self.fc.weight.dtype).removeprefix("torch.")
+        config = {**self.config.to_dict(), "architectures": [self.ARCHITECTURE], "dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_file({name: t.contiguous() for name, t in self.state_dict().items()}, folder / "model.safetensors", {"format": "pt"})
 
@@ -732,8 +733,11 @@ class Target:
         for reason, most in self.limits.items():
             if sequence.length + rows > most:
                 raise ValueError(f"{type(self.model).__name__} cannot be verified beyond {most} tokens: {reason}")
-        masks = {kind: self._mask(sequence, tree, kind) for kind in self.layer_types}
-        mask = masks if len(masks) > 1 else masks.popitem()[1]
+        if rows == 1:  # a token alone: the model makes its own mask, so that this pass is the library's to the last bit
+            mask = torch.ones(1, sequence.length + 1, dtype=torch.long, device=self.device)
+        else:
+            masks = {kind: self._mask(sequence, tree, kind) for kind in self.layer_types}
+            mask = masks if len(masks) > 1 else masks.popitem()[1]
         depths = torch.tensor(tree.depths, device=self.device)
         extras = {name: value.repeat_interleave(rows, dim=1) for name, value in sequence.extras.items()}
         out = self.model(

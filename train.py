@@ -966,6 +966,8 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
     for answered, row in zip(done, rows):
         if {k: answered[k] for k in row} != row:
             raise ValueError(f"{out} answers other rows than those asked for; delete it or ask for the same rows")
+    if len(done) >= len(rows):
+        return done[: len(rows)]  # and the file is left alone: another part may be reading it
     out.parent.mkdir(parents=True, exist_ok=True)
     model, ends = target.model, end_tokens(target)
     config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=(ends or [0])[0])

@@ -21,6 +21,7 @@ import inspect
 import json
 import math
 import platform
+import random
 import resource
 import sys
 import time
@@ -339,6 +340,14 @@ def run_arm(target: Target, drafter, inputs: dict, config: Config, **options) ->
     return Arm(arm.rounds, counter.passes)
 
 
+def run_arms(target: Target, drafters: dict, inputs: dict, config: Config) -> dict[str, Arm]:
+    """All drafters on one prompt, one after the other, so that a slow minute of the machine hits each of them; in an order drawn anew
+    for each prompt, because who follows his like finds the caches warm (a few per cent)."""
+    order = random.Random(str(inputs["input_ids"].tolist())).sample(list(drafters), len(drafters))
+    arms = {name: run_arm(target, drafters[name], inputs, config) for name in order}
+    return {name: arms[name] for name in drafters}
+
+
 def compare(answer: Answer, name: str, arm: Generation, plain: Generation, rounding: float) -> None:
     """Certify each position of an arm against the one-token pass, and record the first divergence if there is one.
 
@@ -363,11 +372,10 @@ def compare(answer: Answer, name: str, arm: Generation, plain: Generation, round
 
 
 def answer_prompt(target: Target, drafters: dict, sample: Sample, other: Sample, config: Config) -> Answer:
-    """All arms on one prompt, one after the other, so that a slow minute of the machine hits each of them."""
+    """One prompt: the library, all arms, and what shows that the page was read."""
     inputs = encode(target, sample.prompt, sample.image)
     reference, seconds, _ = library_generate(target, inputs, config)
-    arms = {"greedy": run_arm(target, None, inputs, config)}
-    arms |= {name: run_arm(target, drafter, inputs, config) for name, drafter in drafters.items()}
+    arms = run_arms(target, {"greedy": None, **drafters}, inputs, config)
     if config.temperature > 0:
         reference = arms["greedy"].tokens
     decode_text = target.processor.tokenizer.decode if hasattr(target.processor, "tokenizer") else target.processor.decode
@@ -1237,7 +1245,7 @@ def law_sweep(target: Target, arms: dict, samples: dict[str, list[Sample]], conf
     with tqdm(total=config.law_rounds, desc="law", unit="round", file=sys.stderr) as bar:
         for prompt, sample in enumerate(stream):
             inputs, blank = encode(target, sample.prompt, sample.image), blank_page(target, sample)
-            runs = [run_arm(target, drafter, inputs, config) for drafter in arms.values()]
+            runs = list(run_arms(target, arms, inputs, config).values())
             sure = entropies(target, inputs, runs[0].tokens)
             gain = (entropies(target, blank, runs[0].tokens) if blank else sure * math.nan) - sure
             gains[sample.task].append(float(gain.mean()))

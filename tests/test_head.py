@@ -284,6 +284,15 @@ def test_save_and_load_round_trip(tiny_target, tmp_path):
     assert set(load_file(tmp_path / "model.safetensors")) == names
 
 
+def test_a_head_in_half_precision_says_so(tiny_target, tmp_path):
+    """Half the file; the config names its precision, and it loads in fp32 with the values it had."""
+    head = build_head(tiny_target).to(torch.bfloat16)
+    head.save_pretrained(tmp_path)
+    loaded = BlockDraftHead.from_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert loaded.fc.weight.dtype == torch.float32 and torch.equal(loaded.fc.weight, head.fc.weight.float())
+
+
 def test_every_faulty_tensor_is_named(tiny_target, tmp_path):
     """One missing, one unexpected, one of another shape: all three stand in one ValueError; nothing is filled in at random."""
     build_head(tiny_target).save_pretrained(tmp_path)

@@ -253,11 +253,21 @@ def test_sliding_window_targets_decode_losslessly(kind):
 
 
 def test_an_ignored_window_is_caught(monkeypatch):
-    """A target that declares only full attention sees too far, and the text shows it."""
+    """A target that declares only full attention sees too far in its tree passes, and the text shows it."""
     target = build_windowed("all layers")
     inputs, answer = lively(target, 5, length=24)
     monkeypatch.setattr(target, "layer_types", {"full_attention"})
-    assert generate(target, None, inputs, max_new_tokens=24).tokens != answer
+    assert generate(target, Oracle(inputs, answer, depth=10), inputs, max_new_tokens=24).tokens != answer
+
+
+def test_a_token_alone_is_read_as_the_library_reads_it():
+    """bf16, where the last bits decide ties: the logits of one-token passes equal those of the library's own loop."""
+    target = Target(build_tiny(1).model.to(torch.bfloat16))
+    inputs = prompt_inputs(5)
+    config = transformers.GenerationConfig(max_new_tokens=16, do_sample=False, pad_token_id=0)
+    own = target.model.generate(**inputs, generation_config=config, output_logits=True, return_dict_in_generate=True)
+    done = generate(target, None, inputs, max_new_tokens=16, end_ids=[], keep_logits=True)
+    assert torch.equal(torch.cat([r.logits for r in done.rounds]), torch.cat(own.logits).float())
 
 
 def test_embed_and_lm_head_are_the_raw_tables(tiny_target):

@@ -177,6 +177,9 @@ def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
     lines = (tmp_path / "a.jsonl").read_text().splitlines(True)
     (tmp_path / "b.jsonl").write_text("".join(lines[:3]) + lines[3][:10])
     assert train.train_corpus(target, rows, tmp_path / "b.jsonl", batch=4, max_new_tokens=16) == whole
+    before = (tmp_path / "b.jsonl").stat().st_mtime_ns
+    assert train.train_corpus(target, rows[:3], tmp_path / "b.jsonl") == whole[:3]  # a complete file is read and not written
+    assert (tmp_path / "b.jsonl").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="answers other rows"):
         train.train_corpus(target, train.page_rows(6)[1:], tmp_path / "b.jsonl")
 
