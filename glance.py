@@ -1041,8 +1041,9 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
 
     The gate: in bf16 a token's logits, keys and values differ in their last bits between a one-token and an N-token pass, and a
     near-tie can fall either way. With `tie_margin` the walk stops before such a token, and all that tree passes have read since the
-    last such stop is read again one token a pass, as the library reads. So a gated token is the library's to the last bit, and one
-    that a tree pass decided is the library's if no logit moves by more than tie_margin / 2 between its pass and ours.
+    last such stop is read again one token a pass, as the library reads. So a gated token is the library's to the last bit (where
+    the library's cache keeps every row), and any other is the library's if no logit moves by more than tie_margin / 2 between its
+    pass and ours.
     """
     taps, clock = list(drafter.taps), Clock(target.device)
 
@@ -1071,7 +1072,8 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
         clock.lap("tree")
         logits, features = target.verify(sequence, tree, taps)  # one target pass
         path, bonus = accept(tree, logits)  # reads the result, so it waits for the pass and shares its time
-        tie = near_tie(path, logits, tie_margin) if tie_margin is not None and len(tree) else None
+        dirty = len(tree) > 0 or sequence.clean < sequence.length  # rows of a tree pass are in it, or below it
+        tie = near_tie(path, logits, tie_margin) if tie_margin is not None and dirty else None
         if tie is None:
             clock.lap("verify")
             target.commit(sequence, tree, path)

@@ -1,4 +1,4 @@
-"""Everything in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
+"""Target and heads in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
 
     python train.py               all of it, in order: target, corpus, head, eagle (about two hours on two CPU cores)
     python train.py target        one part alone; `corpus`, `head` and `eagle` (the EAGLE-3 head it is compared with) likewise
@@ -941,11 +941,11 @@ def read_rows(file: str | Path) -> list[dict]:
 
 
 def row_inputs(target: Target, row: dict, blank: bool = False) -> dict:
-    """A row -> the target's input tensors; `blank` puts a white page in the place of the row's."""
+    """A row -> the target's input tensors; `blank` puts a white page, or no text of the page, in the place of the row's."""
     if "seed" in row:
         page = make_page(row["task"], row["seed"])
         eyes = hasattr(target.processor, "image_processor")
-        prompt, images = (page.prompt, [page.image]) if eyes else (text_prompt(page), None)
+        prompt, images = (page.prompt, [page.image]) if eyes else (page.prompt if blank else text_prompt(page), None)
     else:
         try:
             prompt, images = row["prompt"], [Image.open(row["image"]).convert("RGB")] if row.get("image") else None

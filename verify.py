@@ -4,7 +4,7 @@
     python verify.py --show document      one page as PNG and its decoding, tokens coloured by where they came from
     python verify.py --audit full         every budget, branch and a gallery of bad drafters
     python verify.py --drafters glance,eagle3,my_file.py:MyDrafter       others in the same loop, and one of your own
-    python verify.py --report report      every table of the README as Markdown and JSON (tens of minutes)
+    python verify.py --report report      every table of the README as Markdown and JSON (ten minutes on two CPU cores)
     python verify.py --target <hub id or folder> --head <hub id or folder> --data <folder of .jsonl>
     python verify.py --help               every option with its default
 
@@ -63,7 +63,7 @@ class Config:
                            "auto; my_file.py:MyDrafter is made with those of `head` and `target` that its __init__ names")  # fmt: skip
     eagle: str = option("checkpoints/eagle", "EAGLE-3 head: folder")
     dtype: str = option("float32", "float32 or bfloat16")
-    tie_margin: str = option("", "hand tokens whose two best logits lie this close to a one-token pass; auto: twice the measured noise")
+    tie_margin: str = option("", "two best logits this close: a one-token pass decides (see glance.rounds); auto: twice the measured noise")
     device: str = option("", "cpu, cuda, ...; empty: a GPU if there is one")
     temperature: float = option(0.0, "0 is greedy; above, the audit compares with plain sampling from the same seed")
     seed: int = option(0, "first held-out page, and the sampling seed")
@@ -102,9 +102,12 @@ class Sample:
     page: Page | None = None  # knows the right answer; None for the user's own data
 
     def for_target(self, target: Target) -> Sample:
-        """Itself; for a target without eyes, a drawn page as text."""
-        blind = self.page and not hasattr(target.processor, "image_processor")
-        return Sample(self.task, None, text_prompt(self.page), self.page) if blind else self
+        """Itself; for a target without eyes, a drawn page as text. Raises BadInput for an image of the user's own."""
+        if self.image is None or hasattr(target.processor, "image_processor"):
+            return self
+        if not self.page:
+            raise BadInput(f"task {self.task} has images, but this target's processor takes none")
+        return Sample(self.task, None, text_prompt(self.page), self.page)
 
 
 def load_samples(config: Config) -> dict[str, list[Sample]]:
@@ -340,10 +343,13 @@ def run_arm(target: Target, drafter, inputs: dict, config: Config, **options) ->
     return Arm(arm.rounds, counter.passes)
 
 
+ORDER = random.Random(0)
+
+
 def run_arms(target: Target, drafters: dict, inputs: dict, config: Config) -> dict[str, Arm]:
     """All drafters on one prompt, one after the other, so that a slow minute of the machine hits each of them; in an order drawn anew
     for each prompt, because who follows his like finds the caches warm (a few per cent)."""
-    order = random.Random(str(inputs["input_ids"].tolist())).sample(list(drafters), len(drafters))
+    order = ORDER.sample(list(drafters), len(drafters))
     arms = {name: run_arm(target, drafters[name], inputs, config) for name in order}
     return {name: arms[name] for name in drafters}
 
@@ -1133,7 +1139,7 @@ def depth_table(target: Target, heads: dict, by_task: dict[str, list[Answer]], d
     rows = []
     for name, head in heads.items():
         for task, answers in by_task.items():
-            runs = []
+            runs, left = [], []  # drafts that held, and tokens that were left, by start
             for answer in (a for a in answers if len(a.reference) > 1):
                 inputs = encode(target, answer.sample.prompt, answer.sample.image)
                 tokens, first = inputs["input_ids"][0].tolist() + answer.reference, inputs["input_ids"].shape[1]
@@ -1142,10 +1148,11 @@ def depth_table(target: Target, heads: dict, by_task: dict[str, list[Answer]], d
                     runs.append(eagle_loss(head, target, features, tokens, laws.float().softmax(dim=-1))[1])
                 else:
                     runs.append(block_loss(head, target, features, tokens, torch.arange(first, len(tokens) - 1))[1])
-            held = torch.cat(runs)
-            rows.append([task, name, len(held), *(float((held >= k).float().mean()) for k in depths)])
+                left.append(torch.arange(len(answer.reference) - 1, 0, -1))
+            held, left = torch.cat(runs).cpu(), torch.cat(left)
+            rows.append([task, name, len(held), *(float((held[left >= k] >= k).float().mean()) for k in depths)])
     sizes = ", ".join(f"{name} {sum(w.numel() for w in head.parameters()) / 1e6:.2f} M" for name, head in heads.items())
-    note = f"Every token of the answer but the last is a start once. Parameters: {sizes}."
+    note = f"Every token of an answer is a start once, for all k that are left behind it. Parameters: {sizes}."
     return Table("matched", "Share of starts whose first k drafts are all right", ["task", "head", "starts", *(f"k={k}" for k in depths)], rows, [note])
 
 
@@ -1262,15 +1269,18 @@ def law_sweep(target: Target, arms: dict, samples: dict[str, list[Sample]], conf
     return Rounds(*torch.tensor(rows, dtype=torch.float64).unbind(dim=1)), [sum(g) / max(len(g), 1) for g in gains.values()]
 
 
-def second_head(config: Config, target: Target, option: str) -> BlockDraftHead | None:
-    folder = getattr(config, option)
-    if not Path(folder).is_dir():
-        return print(f"left out: no folder {folder} (--{option.replace('_', '-')})")
+def second_head(config: Config, target: Target, option: str, kind: type[BlockDraftHead] = BlockDraftHead) -> BlockDraftHead | None:
+    """The head of that option; None, and a word why, if it is not there or is the shipped one and the target is another."""
+    folder = Path(getattr(config, option))
     try:
-        head = BlockDraftHead.from_pretrained(folder, target.dtype, config.device)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}")
+        head = kind.from_pretrained(folder, target.dtype, config.device)
         head.check(target)
     except (OSError, ValueError) as error:
-        raise BadInput(str(error)) from None
+        if folder.is_dir() and folder not in (Path(getattr(Config, option)), HERE / getattr(Config, option)):
+            raise BadInput(str(error)) from None
+        return print(f"left out: {error} (--{option.replace('_', '-')})")
     return head
 
 
@@ -1280,8 +1290,7 @@ def report_drafters(config: Config, target: Target, head: BlockDraftHead, drafte
     if unknown or config.temperature > 0:
         raise BadInput(f"--report needs temperature 0 and --tables of {', '.join(TABLES)}; got {config.temperature}, {config.tables}")
     wanted = [name for name in EVERY if name not in drafters]
-    if not Path(config.eagle).is_dir():
-        print(f"left out: no folder {config.eagle} (--eagle)")
+    if second_head(config, target, "eagle", glance.Eagle3Head) is None:
         wanted = [name for name in wanted if "eagle" not in name]
     drafters = {"glance": head} | drafters | build_drafters(config, target, head, wanted)
     if "generalisation" in config.tables and (narrow := second_head(config, target, "narrow_head")):

@@ -9,7 +9,7 @@ import torch
 from conftest import Guesser, Oracle, build_head, build_tiny, library_greedy, lively, prompt_inputs
 
 import verify
-from glance import Target, generate, near_tie
+from glance import CandidateTree, Target, generate, near_tie
 from train import make_page
 
 LENGTH = 20
@@ -80,8 +80,29 @@ def test_the_gate_changes_no_text_in_fp32(margin):
         for drafter in (build_head(target), Guesser(inputs, answer), Oracle(inputs, answer, depth=6, wrong=1)):
             done = generate(target, drafter, inputs, max_new_tokens=LENGTH, tie_margin=margin)
             assert done.tokens == answer
+            dirty = False  # no row of a tree pass yet
             for r in done.rounds[1:-1]:  # the gate was used exactly where it should be: at the last token of a round, never before
-                assert (r.passes > 1) == (len(r.tree) > 0 and r.margins[-1] <= margin) and all(m > margin for m in r.margins[:-1])
+                dirty = dirty or len(r.tree) > 0
+                assert (r.passes > 1) == (dirty and r.margins[-1] <= margin) and all(m > margin for m in r.margins[:-1])
+
+
+class OneTree(Oracle):
+    """A tree in the first round, then nothing, as a lookup without a match."""
+
+    def propose(self, context):
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().propose(context) if self.asked == 1 else CandidateTree.empty(context.root)
+
+
+def test_a_token_without_a_draft_is_gated_too_while_it_reads_rows_of_tree_passes():
+    """The finest tie behind the tree is read again; from there on no row of a tree pass is left, and nothing more has to be."""
+    target = build_tiny(1)
+    inputs, answer = lively(target, 4)
+    free = generate(target, OneTree(inputs, answer, depth=4), inputs, max_new_tokens=LENGTH)
+    margin = min(m for r in free.rounds[2:] for m in r.margins)
+    assert len(free.rounds[1].tree) == 4 and margin < min(free.rounds[1].margins) and all(len(r.tree) == 0 for r in free.rounds[2:])
+    gated = generate(target, OneTree(inputs, answer, depth=4), inputs, max_new_tokens=LENGTH, tie_margin=margin + 1e-3)
+    assert gated.tokens == answer and sum(r.passes > 1 for r in gated.rounds) == 1
 
 
 def test_the_cap_of_a_gated_round_is_where_the_walk_was_stopped():

@@ -273,7 +273,7 @@ def test_the_depth_table_counts_what_drafting_from_every_token_gives():
             right = [a == b for a, b in zip(drafted, answer[at + 1 :])]
             held.append((right[0], len(right) == 2 and all(right)))
         assert row[:3] == ["caption", name, len(answer) - 1]
-        assert row[3:] == pytest.approx([sum(one) / len(held) for one in zip(*held)])
+        assert row[3:] == pytest.approx([sum(one) / count for one, count in zip(zip(*held), (len(held), len(held) - 1))])  # the last has one left
 
 
 def test_states_of_another_page_change_the_draft_and_not_the_text():
@@ -322,6 +322,28 @@ def test_a_drafter_that_cannot_be_made_is_bad_input(tmp_path, text, name, messag
         (tmp_path / "mine.py").write_text(text)
     with pytest.raises(verify.BadInput, match=message):
         verify.build_drafters(verify.Config(), None, None, [f"{tmp_path / 'mine.py'}:{name}"])
+
+
+def test_arms_run_in_an_order_drawn_anew(monkeypatch):
+    """The same prompt twice: not the same order, but the same names in theirs."""
+    seen = []
+    monkeypatch.setattr(verify, "run_arm", lambda target, drafter, *_: seen.append(drafter))
+    for _ in range(2):
+        assert list(verify.run_arms(None, dict.fromkeys("abcdefgh"), None, None)) == list("abcdefgh")
+    seen.clear()
+    for _ in range(2):
+        verify.run_arms(None, {name: name for name in "abcdefgh"}, None, None)
+    assert sorted(seen[:8]) == sorted(seen[8:]) == list("abcdefgh") and seen[:8] != seen[8:]
+
+
+def test_a_shipped_head_that_belongs_to_another_target_is_left_out(tmp_path, capsys):
+    """With one's own target the report does without the shipped second heads; one that was asked for by name is an error."""
+    target, config = build_tiny(), verify.Config(device="cpu", narrow_head=str(ROOT / "checkpoints" / "head_narrow"))
+    assert verify.second_head(config, target, "narrow_head") is None
+    assert "left out: draft head was built for" in capsys.readouterr().out
+    build_head(Target.load(ROOT / "checkpoints" / "target")).save_pretrained(tmp_path)
+    with pytest.raises(verify.BadInput, match="built for"):
+        verify.second_head(verify.Config(device="cpu", narrow_head=str(tmp_path)), target, "narrow_head")
 
 
 # ---- swap ----

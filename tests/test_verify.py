@@ -167,6 +167,8 @@ def test_a_target_without_eyes_reads_the_page_as_text(tmp_path, capsys):
     sample = verify.Sample("document", page.image, page.prompt, page).for_target(target)
     assert sample.image is None and all(str(fact) in sample.prompt for fact in page.facts)
     assert verify.swap_partner([sample, sample], 0) is sample
+    with pytest.raises(verify.BadInput, match="task mine has images"):
+        verify.Sample("mine", page.image, "What is this?").for_target(target)
     assert verify.blank_page(target, sample)["input_ids"].shape[1] < verify.encode(target, sample.prompt, None)["input_ids"].shape[1]
 
 
