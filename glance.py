@@ -1072,8 +1072,8 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
         clock.lap("tree")
         logits, features = target.verify(sequence, tree, taps)  # one target pass
         path, bonus = accept(tree, logits)  # reads the result, so it waits for the pass and shares its time
-        dirty = len(tree) > 0 or sequence.clean < sequence.length  # rows of a tree pass are in it, or below it
-        tie = near_tie(path, logits, tie_margin) if tie_margin is not None and dirty else None
+        gated = tie_margin is not None and (len(tree) > 0 or sequence.clean < sequence.length)  # rows of a tree pass, here or below
+        tie = near_tie(path, logits, tie_margin) if gated else None
         if tie is None:
             clock.lap("verify")
             target.commit(sequence, tree, path)
