@@ -63,6 +63,7 @@ from torch import Tensor, nn
 #     q_k      = softmax(W_lm RMSNorm(x_k)),  k = 1 ... L                W_lm and the embeddings are the target's
 #
 # The context part of K, V depends on committed tokens only, so it is computed once a token and cached.
+# Two names come from below: Target (section 4) lends its embeddings and lm_head, Context (section 6) is what the loop hands a drafter.
 
 
 @dataclass
@@ -764,7 +765,8 @@ class Target:
     @torch.inference_mode()
     def commit(self, sequence: Sequence, tree: CandidateTree, path: list[int]) -> None:
         """Keep r and the accepted path in the cache; forget every other node."""
-        sequence.clean += len(tree) == 0 and sequence.clean == sequence.length
+        if len(tree) == 0 and sequence.clean == sequence.length:  # a token alone, over rows that are clean: so is its own
+            sequence.clean += 1
         self._keep(sequence, len(tree) + 1, [0, *path])
 
     def _keep(self, sequence: Sequence, rows: int, kept: list[int]) -> None:
@@ -943,7 +945,7 @@ class Round:
     margins: list[float]  # the target's best logit minus its second best, at every committed token
     logits: Tensor | None  # [len(tokens), V], fp32: where each token was decided (kept if asked for)
     seconds: dict = field(default_factory=dict)  # by stage: draft, tree, verify, commit
-    cap: int = 0  # the most drafts this round could have had accepted: min(L, N, tokens left); set by `generate`
+    cap: int = 0  # the most drafts this round could have had accepted: min(L, N, tokens left, where the gate stopped); set by `generate`
     passes: int = 1  # target passes: more where a near-tie was handed to one-token passes
 
     @property
@@ -1072,7 +1074,8 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
         clock.lap("tree")
         logits, features = target.verify(sequence, tree, taps)  # one target pass
         path, bonus = accept(tree, logits)  # reads the result, so it waits for the pass and shares its time
-        gated = tie_margin is not None and (len(tree) > 0 or sequence.clean < sequence.length)  # rows of a tree pass, here or below
+        # a row is the library's own unless it comes from a tree pass, or stands on rows that do
+        gated = tie_margin is not None and (len(tree) > 0 or sequence.clean < sequence.length)
         tie = near_tie(path, logits, tie_margin) if gated else None
         if tie is None:
             clock.lap("verify")
@@ -1094,7 +1097,8 @@ def generate(target: Target, drafter, inputs: dict, *, budget: int = 31, **optio
     for r in reversed(generation.rounds[1:]):
         left += len(r.tokens)
         r.cap = min(min(block - 1, budget) if block else max(r.tree.depths), left)  # N nodes reach N deep at most
-        r.cap = r.cap if r.passes == 1 else min(r.cap, len(r.path))  # where the gate stopped the walk, nobody knows what it had met
+        if r.passes > 1:  # where the gate stopped the walk, nobody knows what it would have met
+            r.cap = min(r.cap, len(r.path))
     return generation
 
 

@@ -1153,7 +1153,8 @@ def depth_table(target: Target, heads: dict, by_task: dict[str, list[Answer]], d
             rows.append([task, name, len(held), *(float((held[left >= k] >= k).float().mean()) for k in depths)])
     sizes = ", ".join(f"{name} {sum(w.numel() for w in head.parameters()) / 1e6:.2f} M" for name, head in heads.items())
     note = f"Every token of an answer is a start once, for all k that are left behind it. Parameters: {sizes}."
-    return Table("matched", "Share of starts whose first k drafts are all right", ["task", "head", "starts", *(f"k={k}" for k in depths)], rows, [note])
+    columns = ["task", "head", "starts", *(f"k={k}" for k in depths)]
+    return Table("matched", "Share of starts whose first k drafts are all right", columns, rows, [note])
 
 
 def narrow_table(by_task: dict[str, list[Answer]]) -> Table:

@@ -192,6 +192,9 @@ def test_all_parts_from_nothing_for_a_target_without_eyes(tmp_path):
     assert train.main(["--text", *(str(x) for pair in options.items() for x in pair)]) == 0
     target = Target.load(folders["target"])
     assert target.model.config.model_type == "qwen3" and len((tmp_path / "corpus.jsonl").read_text().splitlines()) == 5
+    row = train.page_rows(1)[0]
+    seen, blind = (train.row_inputs(target, row, blank)["input_ids"] for blank in (False, True))
+    assert blind.shape[1] < seen.shape[1], "without the page there is only the question"
     for kind, name in ((BlockDraftHead, "head"), (Eagle3Head, "eagle")):
         kind.from_pretrained(folders[name]).check(target)
     assert not list(tmp_path.glob("*/training.safetensors"))
