@@ -42,6 +42,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -142,12 +143,17 @@ def default_taps(num_draft_layers: int, num_target_layers: int) -> list[int]:
     return [round(1 + i * (last - 1) / (num_draft_layers - 1)) for i in range(num_draft_layers)]
 
 
+@lru_cache
+def frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """theta^(-2 i / head_dim) for i = 0 ... head_dim / 2 - 1, fp32 radians a position; the same in every draft pass."""
+    return theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+
+
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of position x frequency: positions [batch, S] -> [batch, 1, S, head_dim], one row for all heads.
     sin is negative on the left half, as `rotate` wants it. The head keeps plain 1-D stream positions even where the target uses
     M-RoPE: it counts tokens, not pixels."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
-    angle = positions.float()[:, None, :, None] * frequency
+    angle = positions.float()[:, None, :, None] * frequencies(head_dim, theta, positions.device)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
@@ -307,8 +313,7 @@ class BlockDraftHead(nn.Module):
         cached, grown = context.memory.get("keys_values", [None] * len(self.layers)), []
 
         # slot 0 is the committed token r and predicts nothing; slot k predicts the token k places after it
-        block = torch.full((c.block_size,), c.mask_token_id, device=new.device)
-        block[0] = context.root
+        block = torch.tensor([context.root] + [c.mask_token_id] * (c.block_size - 1), device=new.device)
         x = context.target.embed(block).to(self.fc.weight.dtype)[None] * c.input_embedding_scale  # [1, B, D]
         fused = self.fuse(new[None])  # [1, n, D]
         cos, sin = rotary(stream[:, start:], c.head_dim, c.rope_theta)
