@@ -64,7 +64,8 @@ from torch import Tensor, nn
 #     q_k      = softmax(W_lm RMSNorm(x_k)),  k = 1 ... L                W_lm and the embeddings are the target's
 #
 # The context part of K, V depends on committed tokens only, so it is computed once a token and cached.
-# Two names come from below: Target (section 4) lends its embeddings and lm_head, Context (section 6) is what the loop hands a drafter.
+# Names from below: Target (section 4) lends its embeddings and lm_head, Context (section 6) is what the loop hands a drafter, and
+# `propose` hands the marginals to section 2.
 
 
 @dataclass
@@ -99,12 +100,17 @@ class HeadConfig:
     def from_dict(cls, raw: dict, wanted: str = "DFlashDraftModel") -> HeadConfig:
         """Read a config in either style: values flat, or nested in `dflash_config` and `rope_parameters`.
 
-        Raises ValueError naming the architecture if it is not the one wanted, or the keys that are missing.
+        Raises ValueError naming what cannot be loaded (architecture, activation, scaled rotary embedding) or the keys that are missing.
         """
         architecture = (raw.get("architectures") or ["DFlashDraftModel"])[0]
         if architecture != wanted:
             raise ValueError(f"draft head has architecture {architecture!r}; only {wanted!r} can be loaded")
-        flat = {**raw, **(raw.get("rope_parameters") or {}), **(raw.get("dflash_config") or {})}
+        rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+        if rope.get("rope_type", rope.get("type", "default")) != "default" or any(isinstance(value, dict) for value in rope.values()):
+            raise ValueError(f"draft head has scaled or several rotary embeddings, only one plain rope_theta can be loaded: {rope}")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"draft head has hidden_act {raw['hidden_act']!r}; only 'silu' can be loaded")
+        flat = {**raw, **rope, **(raw.get("dflash_config") or {})}
         known = {name: flat[name] for name in cls.__dataclass_fields__ if flat.get(name) is not None}
         required = [f.name for f in fields(cls) if f.default is MISSING]
         missing = [name for name in required if name not in known]
@@ -151,8 +157,8 @@ def frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of position x frequency: positions [batch, S] -> [batch, 1, S, head_dim], one row for all heads.
-    sin is negative on the left half, as `rotate` wants it. The head keeps plain 1-D stream positions even where the target uses
-    M-RoPE: it counts tokens, not pixels."""
+    sin is negative on the left half: `rotate` swaps the halves, so the minus has to be here. The head keeps plain 1-D stream
+    positions even where the target uses M-RoPE: it counts tokens, not pixels."""
     angle = positions.float()[:, None, :, None] * frequencies(head_dim, theta, positions.device)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
@@ -161,7 +167,7 @@ def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tens
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions to x [..., S, head_dim] (the half-split convention of Qwen and Llama).
 
-        left' = left cos - right sin,   right' = right cos + left sin        the minus is in `sin` already
+        left' = left cos - right sin,   right' = right cos + left sin        roll swaps left and right; the minus is in `sin`
     """
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
@@ -240,6 +246,8 @@ class BlockDraftHead(nn.Module):
         super().__init__()
         if "sliding_attention" in (config.layer_types or []) and not config.sliding_window:
             raise ValueError("draft head config asks for sliding_attention layers but gives no sliding_window")
+        if foreign := set(config.layer_types or []) - {"full_attention", "sliding_attention"}:
+            raise ValueError(f"draft head config has layer_types {sorted(foreign)}; there are full_attention and sliding_attention")
         if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
             raise ValueError(f"draft head config has {config.num_hidden_layers} layers but {len(config.layer_types)} layer_types")
         self.config = config
@@ -345,7 +353,7 @@ class BlockDraftHead(nn.Module):
         save_file({name: t.contiguous() for name, t in self.state_dict().items()}, folder / "model.safetensors", {"format": "pt"})
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> BlockDraftHead:
+    def from_pretrained(cls, name: str | Path, dtype: torch.dtype | str = "float32", device: str = "cpu") -> BlockDraftHead:
         """Load a head from a folder or a hub id.
 
         Raises FileNotFoundError if there is no such head, ValueError naming every missing, unexpected or mis-shaped tensor.
@@ -362,7 +370,7 @@ class BlockDraftHead(nn.Module):
         if faults:
             raise ValueError(f"draft head {name}: " + "; ".join(faults))
         head.load_state_dict(tensors)
-        return head.to(device=device, dtype=dtype or torch.float32).eval()
+        return head.to(device=device, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype).eval()
 
     def check(self, target: Target) -> None:
         """Raise ValueError with both numbers if this head cannot belong to that target."""
@@ -429,6 +437,15 @@ class CandidateTree:
     def __len__(self) -> int:
         return len(self.tokens) - 1
 
+    def check(self, root: int, words: int) -> None:
+        """Raise ValueError, naming the node, for what cannot be verified as a tree of r = `root` over `words` token ids."""
+        if self.tokens[0] != root:
+            raise ValueError(f"the drafted tree starts at token {self.tokens[0]!r}, the committed one is {root}")
+        for i, (token, parent, depth) in enumerate(zip(self.tokens, self.parents, self.depths)):
+            if i and not (type(token) is int and 0 <= token < words and 0 <= parent < i and depth == self.depths[parent] + 1):
+                raise ValueError(f"node {i} of the drafted tree has token {token!r}, parent {parent}, depth {depth}: a token is an int "
+                                 f"below {words}, a parent stands before its child and one step higher")  # fmt: skip
+
     def children(self) -> dict[tuple[int, int], int]:
         """(parent, token) -> node: the only question that the accept walk asks."""
         return {(parent, token): i for i, (parent, token) in enumerate(zip(self.parents, self.tokens)) if i}
@@ -447,7 +464,7 @@ def best_words(log_q: Tensor, branch: int) -> list[list[tuple[float, int]]]:
     costs = -log_q[offsets, words]
     order = costs.argsort(stable=True)
     order = order[offsets[order].argsort(stable=True)]  # by offset, then by cost, then by id
-    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(offsets, offsets)  # place within its offset
+    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(offsets, offsets)  # minus where its offset's run begins
     order = order[rank < branch]  # a flat row has V equals: they are cut here, not in Python
     ranked: list[list] = [[] for _ in log_q]
     for offset, cost, word in zip(offsets[order].tolist(), costs[order].tolist(), words[order].tolist()):
@@ -516,7 +533,7 @@ def ancestor_mask(parents: list[int]) -> Tensor:
 
 
 # =====================================================================================================================
-# 4  target: the one place that touches transformers
+# 4  target: the one place that touches a transformers model
 # =====================================================================================================================
 
 
@@ -527,7 +544,7 @@ class Sequence:
 
     cache: object  # transformers DynamicCache, T rows per layer
     length: int  # T
-    clean: int  # of these the first so many were read as the library reads: with the prompt, or one token a pass
+    clean: int  # of these the first so many were read as the library reads: with the prompt, or one token a pass (for section 6's gate)
     root_position: Tensor  # position ids of the token after the cache, [..., 1]: [1, 1], or [3 or 4, 1, 1] for M-RoPE
     layers: list  # the cache's layers that held T rows after the prompt; a cross-attention layer holds the image instead
     extras: dict  # per-token inputs the model wants besides ids and positions, as it prepared them for one token
@@ -609,16 +626,25 @@ class Target:
     def rounding(self) -> float:
         return self.ROUNDING.get(self.dtype, self.ROUNDING[torch.bfloat16])
 
+    def library_generate(self, inputs: dict, streamer=None, **settings):
+        """The library's own greedy generate with these settings and no others: the oracle. What a config leaves open the library
+        fills from the model's (a repetition penalty, beams), so that one is set aside for the call."""
+        from transformers import GenerationConfig
+
+        own, self.model.generation_config = self.model.generation_config, GenerationConfig()
+        try:
+            return self.model.generate(**inputs, generation_config=GenerationConfig(do_sample=False, **settings), streamer=streamer)
+        finally:
+            self.model.generation_config = own
+
     @torch.inference_mode()
     def tree_error(self) -> float:
         """A small tree, its second branch committed, one more token, against the library's own generate: the largest difference of a
         logit, in units of their spread."""
-        from transformers import GenerationConfig
-
         ids = torch.arange(1, 6, device=self.device)[None]
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        options = dict(do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
-        own = self.model.generate(**prompt, generation_config=GenerationConfig(max_new_tokens=5, min_new_tokens=5, **options))
+        options = dict(pad_token_id=0, output_logits=True, return_dict_in_generate=True)
+        own = self.library_generate(prompt, max_new_tokens=5, **options)  # no end id: five tokens, whatever they are
         root, second, third, fourth, _ = own.sequences[0, 5:].tolist()
         lie = (second + 1) % own.logits[0].shape[-1]
         tree = CandidateTree([root, lie, second, third], [-1, 0, 0, 2], [0, 1, 1, 2], [0.0] * 4)
@@ -637,7 +663,6 @@ class Target:
 
         config = AutoConfig.from_pretrained(name)
         auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
-        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         model = auto.from_pretrained(name, dtype=dtype, use_safetensors=True)
         return cls(model.to(device), load_processor(name))
 
@@ -658,14 +683,21 @@ class Target:
 
     # ---- prompt ----
 
-    def encode(self, prompt: str, images: list | None = None) -> dict:
-        """A user turn with images (PIL) -> the model's input tensors, through the processor's own chat template."""
-        content = [{"type": "image", "image": image} for image in images or []] + [{"type": "text", "text": prompt}]
-        text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
-        if images:
-            inputs = self.processor(text=[text], images=list(images), return_tensors="pt")
-        else:
-            inputs = getattr(self.processor, "tokenizer", self.processor)([text], return_tensors="pt", add_special_tokens=False)
+    def encode(self, prompt: str, images=None) -> dict:
+        """A user turn with images (PIL), one or several -> the model's input tensors, through the processor's own chat template.
+
+        Raises ValueError for images where the processor is a tokenizer, and without any processor.
+        """
+        images = [] if images is None else list(images) if isinstance(images, (list, tuple)) else [images]
+        if self.processor is None:
+            raise ValueError("this target was made without a processor: Target(model, processor), or Target.load(folder)")
+        content = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": prompt}]
+        if not hasattr(self.processor, "tokenizer"):  # a tokenizer: its template wants the turn as plain text
+            if images:
+                raise ValueError("this target's processor is a tokenizer: it takes no images")
+            content = prompt
+        options = dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")
+        inputs = self.processor.apply_chat_template([{"role": "user", "content": content}], **options)
         return {n: v.to(self.device, self.dtype if v.is_floating_point() else v.dtype) for n, v in inputs.items()}  # pixels in bf16 too
 
     @torch.inference_mode()
@@ -692,7 +724,7 @@ class Target:
         out = self.model(**step, output_hidden_states=bool(taps), return_dict=True)
 
         kwargs = self.model._update_model_kwargs_for_generation(out, kwargs, is_encoder_decoder=False)
-        after = torch.cat([ids, ids[:, -1:]], dim=1)
+        after = torch.cat([ids, ids[:, -1:]], dim=1)  # any token would do: its word is not read, only its place
         step = self.model.prepare_inputs_for_generation(after, next_sequence_length=1, **kwargs)
         known = ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "cache")
         extras = {n: v for n, v in step.items() if n not in known and isinstance(v, Tensor) and v.dim() > 1 and v.shape[1] == 1}
@@ -704,7 +736,7 @@ class Target:
         """Hidden states of the kept layers side by side, [S, taps * D]. hidden_states[0] is the embedding output."""
         if not taps:
             return None
-        states, layers = out.hidden_states, out.cache.layers
+        states, layers = out.hidden_states, out.cache.layers  # states[n]: after the n-th layer that ran
         if len(states) <= self.num_layers:  # cross attention is skipped without an image: such a layer hands on what it was given
             ran = [i < len(layers) and layers[i].is_initialized for i in range(self.num_layers)]
             states = [states[n] for n in accumulate(ran, initial=0)]
@@ -941,12 +973,12 @@ class NoDraft:
 
 @dataclass
 class Round:
-    """One target pass and what came of it. Round 0 is the prefill: it commits one token and drafts nothing."""
+    """One target pass (with the gate, several) and what came of it. Round 0 is the prefill: it commits one token and drafts nothing."""
 
     tokens: list[int]  # committed, after truncation at an end token or the limit
     tree: CandidateTree
     path: list[int]  # accepted nodes, before truncation
-    entropy: float  # H: entropy of the target's law right after r, in nats
+    entropy: float  # H: entropy of the target's law right after r, in nats, at temperature 1
     margins: list[float]  # the target's best logit minus its second best, at every committed token
     logits: Tensor | None  # [len(tokens), V], fp32: where each token was decided (kept if asked for)
     seconds: dict = field(default_factory=dict)  # by stage: draft, tree, verify, commit
@@ -1010,7 +1042,8 @@ def settle(tree: CandidateTree, path: list[int], bonus: int, logits: Tensor, end
 
 
 def near_tie(path: list[int], logits: Tensor, tie_margin: float) -> int | None:
-    """How many nodes of the path come before the first token whose two best logits lie no further apart than the margin."""
+    """How many nodes of the path come before the first token whose two best logits lie no further apart than the margin; None if
+    there is none."""
     best = logits[[0, *path]].float().topk(2, dim=-1).values
     return next((i for i, (first, second) in enumerate(best.tolist()) if first - second <= tie_margin), None)
 
@@ -1035,8 +1068,13 @@ def decode(target: Target, drafter, inputs: dict, *, max_new_tokens: int = 128, 
     if tie_margin is not None and (tie_margin < 0 or temperature > 0):
         raise ValueError(f"tie_margin is 0 or more and for temperature 0 only, got tie_margin={tie_margin}, temperature={temperature}")
     accept = acceptor(temperature, top_k, top_p, generator)
+    end_ids = end_ids.flatten().tolist() if isinstance(end_ids, Tensor) else end_ids
     ends = end_tokens(target) if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids
+    if not all(isinstance(end, int) for end in ends):
+        raise ValueError(f"end_ids are token ids, got {end_ids!r}")
     drafter = drafter or NoDraft()
+    if not all(0 <= tap < target.num_layers for tap in drafter.taps):
+        raise ValueError(f"taps {list(drafter.taps)} reach outside the target's {target.num_layers} layers")
     if hasattr(head := getattr(drafter, "head", drafter), "check"):  # the spine and others carry a head
         head.check(target)
     return rounds(target, drafter, inputs, accept, set(ends), max_new_tokens, budget, branch, tie_margin, keep_logits)
@@ -1076,6 +1114,9 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
         clock.restart()  # what the caller did between rounds is not our time
 
         tree = drafter.propose(context)  # one draft pass
+        if tree is None:
+            raise ValueError(f"{type(drafter).__name__}.propose returned nothing, it owes a CandidateTree")
+        tree.check(context.root, logits.shape[-1])
         clock.lap("tree")
         logits, features = target.verify(sequence, tree, taps)  # one target pass
         path, bonus = accept(tree, logits)  # reads the result, so it waits for the pass and shares its time
@@ -1101,7 +1142,8 @@ def generate(target: Target, drafter, inputs: dict, *, budget: int = 31, **optio
     left = 0
     for r in reversed(generation.rounds[1:]):
         left += len(r.tokens)
-        r.cap = min(min(block - 1, budget) if block else max(r.tree.depths), left)  # N nodes reach N deep at most
+        most = len(r.tree) if hasattr(drafter, "grid") else budget  # AutoBudget chose N itself
+        r.cap = min(min(block - 1, most) if block else max(r.tree.depths), left)  # N nodes reach N deep at most
         if r.passes > 1:  # where the gate stopped the walk, nobody knows what it would have met
             r.cap = min(r.cap, len(r.path))
     return generation
@@ -1162,11 +1204,14 @@ def fit_entropy_law(entropy: Tensor, accepted: Tensor, cap: int | Tensor = 15) -
 
     entropy, accepted: [R]; cap: L or [R]. The interval uses the sandwich covariance, since the spread of `a` changes with H; it
     is infinite where H or a never varies, or fewer than 30 rounds end between 0 and their cap.
-    Raises ValueError for fewer than three rounds or unequal lengths.
+    Raises ValueError for fewer than three rounds, unequal lengths or a value that is not finite.
     """
     h, a = torch.as_tensor(entropy, dtype=torch.float64), torch.as_tensor(accepted, dtype=torch.float64)
-    if h.shape != a.shape or h.dim() != 1 or len(h) < 3:
-        raise ValueError(f"the fit needs at least 3 rounds of equal length, got {list(h.shape)} and {list(a.shape)}")
+    shapes = [list(h.shape), list(a.shape), list(torch.as_tensor(cap).shape)]
+    if shapes[0] != shapes[1] or shapes[2] not in ([], shapes[0]) or h.dim() != 1 or len(h) < 3:
+        raise ValueError(f"the fit needs at least 3 rounds, as many entropies as lengths (and caps), got shapes {shapes}")
+    if not bool((h.isfinite() & a.isfinite()).all()):
+        raise ValueError("an entropy or an accepted length is not finite")
     b = torch.tensor([1.0, 0.5], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([b], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
@@ -1257,6 +1302,8 @@ class Eagle3Head(BlockDraftHead):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
+        if config.num_hidden_layers != 1:
+            raise ValueError(f"an EAGLE-3 head has one layer, the config says {config.num_hidden_layers}")
         attention = self.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):  # they read pairs, twice as wide
             narrow = getattr(attention, name)
@@ -1308,6 +1355,9 @@ class Eagle3Head(BlockDraftHead):
         context.clock.lap("draft")
         return best_nodes(seen, context.budget)
 
+    def propose(self, context: Context) -> CandidateTree:
+        return self.draft(context, self.config.block_size - 1, context.branch)
+
 
 def best_nodes(seen: CandidateTree, budget: int) -> CandidateTree:
     """The `budget` most probable nodes, best first. A child is never likelier than its parent, so they are a tree again."""
@@ -1347,7 +1397,10 @@ class AutoBudget:
     """
 
     def __init__(self, drafter, grid: tuple[int, ...] = (1, 3, 7, 15, 31, 63), trials: int = 3):
+        if min(grid, default=0) < 1:
+            raise ValueError(f"the grid holds budgets of at least 1, got {grid}")
         self.drafter, self.taps, self.config = drafter, drafter.taps, getattr(drafter, "config", None)
+        self.head = getattr(drafter, "head", drafter)  # `decode` checks that it fits the target
         self.grid, self.trials, self.chosen = grid, trials, dict.fromkeys(grid, 0)
         self.draft, self.verify = deque(maxlen=31), {n: deque(maxlen=31) for n in grid}  # seconds
         self.expected, self.accepted = dict.fromkeys(grid, 1.0), dict.fromkeys(grid, 1.0)

@@ -48,6 +48,16 @@ def option(default, text: str):
     """A dataclass field that is also a documented command-line option."""
     return field(default=default, metadata={"help": text})
 
+
+def parse(options: type, title: str, arguments: list[str]):
+    """An instance of the dataclass from the command line. Raises ValueError for an option that there is not."""
+    parser = HfArgumentParser(options, description=title.splitlines()[0])
+    config, unknown = parser.parse_args_into_dataclasses(args=arguments, return_remaining_strings=True)
+    if unknown:
+        raise ValueError(f"unknown option {' '.join(unknown)}; --help lists them")
+    return config
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # 1  pages: five kinds of 128 x 128 picture, each with a prompt and the answer the tiny target is taught
 #
@@ -929,7 +939,9 @@ def page_rows(count: int) -> list[dict]:
 def read_rows(file: str | Path) -> list[dict]:
     """Rows of a .jsonl file. Raises ValueError naming the file and line that is not a row."""
     rows = []
-    for number, line in enumerate(Path(file).read_text().splitlines(), start=1):
+    for number, line in enumerate(Path(file).read_text("utf-8").split("\n"), start=1):  # not splitlines: U+2028 is no end of a row
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             if not isinstance(row["prompt"], str):
@@ -969,8 +981,8 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
     if len(done) >= len(rows):
         return done[: len(rows)]  # and the file is left alone: another part may be reading it
     out.parent.mkdir(parents=True, exist_ok=True)
-    model, ends = target.model, end_tokens(target)
-    config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=(ends or [0])[0])
+    ends = end_tokens(target)
+    settings = dict(max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=(ends or [0])[0])
     with out.open("w") as file, tqdm(total=len(rows), initial=len(done), desc="corpus", unit="row", mininterval=2) as bar:
         file.writelines(json.dumps(row) + "\n" for row in done)  # whole lines only: a kill can leave half a last one
         for start in range(len(done), len(rows), 16 * batch):  # a chunk is answered in any order and written in order
@@ -984,7 +996,7 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
                 for at in range(0, len(members), batch):
                     numbers, inputs = zip(*members[at : at + batch])
                     stacked = {name: torch.cat([one[name] for one in inputs]) for name in inputs[0]}
-                    spoken = model.generate(**stacked, generation_config=config)[:, stacked["input_ids"].shape[1] :].tolist()
+                    spoken = target.library_generate(stacked, **settings)[:, stacked["input_ids"].shape[1] :].tolist()
                     for number, ids in zip(numbers, spoken):
                         stop = next((i for i, token in enumerate(ids) if token in ends), len(ids) - 1)
                         answers[number] = ids[: stop + 1]  # what follows the end token is padding
@@ -1267,10 +1279,10 @@ def main(arguments: list[str] | None = None) -> int:
     if part not in ("all", "target", "corpus", "head", "eagle"):
         print(f"train.py: unknown part {part!r}; there are target, corpus, head and eagle", file=sys.stderr)
         return 2
-    (config,) = HfArgumentParser(Config, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(args=arguments)
-    print(part, "  ".join(f"{k}={v}" for k, v in asdict(config).items() if v not in ("", None)))
     transformers.utils.logging.disable_progress_bar()
     try:
+        config = parse(Config, __doc__, arguments)
+        print(part, "  ".join(f"{k}={v}" for k, v in asdict(config).items() if v not in ("", None)))
         if part in ("all", "target"):
             make_target(config)
         if part != "target":

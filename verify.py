@@ -22,27 +22,26 @@ import json
 import math
 import platform
 import random
-import resource
 import sys
 import time
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 
 import torch
 import transformers
 from PIL import Image
 from tqdm import tqdm
-from transformers import GenerationConfig, HfArgumentParser
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 import glance
 from glance import (BlockDraftHead, CandidateTree, EntropyLaw, Generation, Spine, Target, end_tokens, fit_entropy_law, generate,
                     grow_tree, r2_on_deciles)  # fmt: skip
-from train import (COLOUR_CODES, HELD_OUT, SHAPE_CODES, TASKS, Page, block_loss, eagle_loss, make_page, option, score,
-                   text_prompt)  # fmt: skip
+from train import (COLOUR_CODES, HELD_OUT, SHAPE_CODES, TASKS, Page, block_loss, eagle_loss, make_page, option, parse,
+                   score, text_prompt)  # fmt: skip
 
 HERE = Path(__file__).resolve().parent
 
@@ -135,10 +134,13 @@ def load_rows(folder: Path, tasks: list[str] | None, limit: int) -> dict[str, li
         raise BadInput(f"unknown task {', '.join(missing)}; {folder} has {', '.join(known)}")
     samples = {}
     for task in tasks or known:
-        lines = known[task].read_text().splitlines()[:limit]
-        if not lines:
+        try:
+            lines = enumerate(known[task].read_text("utf-8").split("\n"), start=1)  # not splitlines: U+2028 is no end of a row
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{known[task]} is not UTF-8 ({error})") from None
+        samples[task] = [read_row(known[task], *line) for line in islice((line for line in lines if line[1].strip()), limit)]
+        if not samples[task]:
             raise BadInput(f"{known[task]} holds no row")
-        samples[task] = [read_row(known[task], number, line) for number, line in enumerate(lines, start=1)]
     return samples
 
 
@@ -152,11 +154,10 @@ def read_row(file: Path, number: int, line: str) -> Sample:
         raise BadInput(f"{where}: a row needs a text field 'prompt'")
     image = None
     if row.get("image"):
-        path = file.parent / row["image"]
         try:
-            image = Image.open(path).convert("RGB")
+            image = Image.open(file.parent / row["image"]).convert("RGB")
         except Exception as error:  # Pillow has many ways to refuse a missing, truncated or enormous file
-            raise BadInput(f"{where}: image {path} cannot be read ({type(error).__name__}: {error})") from None
+            raise BadInput(f"{where}: image {row['image']} cannot be read ({type(error).__name__}: {error})") from None
     return Sample(file.stem, image, row["prompt"])
 
 
@@ -195,13 +196,6 @@ class Stopwatch(BaseStreamer):
         pass
 
 
-def clean_config(target: Target, config: Config) -> GenerationConfig:
-    """Greedy and nothing else: end and pad ids and the length. Logits processors of the target's own config are dropped."""
-    own = target.model.generation_config
-    pad = own.pad_token_id if own.pad_token_id is not None else (end_tokens(target) or [0])[0]
-    return GenerationConfig(max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=own.eos_token_id, pad_token_id=pad)
-
-
 def dropped_processors(target: Target) -> list[str]:
     """Settings of the target's own generation config that change greedy decoding and are not applied here."""
     own, neutral = target.model.generation_config, GenerationConfig()
@@ -213,9 +207,11 @@ def dropped_processors(target: Target) -> list[str]:
 
 
 def library_generate(target: Target, inputs: dict, config: Config) -> tuple[list[int], float, int]:
-    """(new ids, seconds after the first token, tokens in that time) of the library's own greedy generate."""
-    watch = Stopwatch()
-    ids = target.model.generate(**inputs, generation_config=clean_config(target, config), streamer=watch)
+    """(new ids, seconds after the first token, tokens in that time) of the library's own greedy generate, and nothing else: end and
+    pad ids and the length. Logits processors of the target's own config are dropped."""
+    watch, ends = Stopwatch(), end_tokens(target)
+    settings = dict(max_new_tokens=config.max_new_tokens, eos_token_id=ends or None, pad_token_id=(ends or [0])[0])
+    ids = target.library_generate(inputs, watch, **settings)
     new = ids[0, inputs["input_ids"].shape[1] :].tolist()
     return new, watch.times[-1] - watch.times[1], len(new) - 1  # times[0] is the prompt
 
@@ -592,6 +588,8 @@ def print_stages(tasks: dict[str, dict], drafters: list[str]) -> None:
         stage = {s: sum(t["drafters"][name]["stage_ms"][s] * t["drafters"][name]["rounds"] for t in tasks.values()) / max(rounds, 1)
                  for s in ("draft", "tree", "verify", "commit")}  # fmt: skip
         total = sum(stage.values())
+        if not total:  # no answer was longer than the prefill's token
+            continue
         share = (stage["tree"] + stage["commit"]) / total
         print(f"a round of {name}: " + ", ".join(f"{s} {ms:.2f} ms" for s, ms in stage.items())
               + f"; outside the two passes {100 * share:.1f} %")  # fmt: skip
@@ -641,6 +639,10 @@ def prepare(config: Config) -> tuple[Target, BlockDraftHead, dict]:
         raise BadInput(f"--cost-of is one of {', '.join(SIZES)}, got {config.cost_of}")
     if config.dtype not in ("float32", "bfloat16") or config.audit not in ("default", "full"):
         raise BadInput(f"--dtype is float32 or bfloat16 and --audit default or full, got {config.dtype} and {config.audit}")
+    if config.budget < 0 or config.branch < 1 or config.max_new_tokens < 1 or config.temperature < 0:
+        raise BadInput("--budget and --temperature are at least 0, --branch and --max-new-tokens at least 1")
+    if missing := [file for file in (config.json, config.rounds) if file and not Path(file).absolute().parent.is_dir()]:
+        raise BadInput(f"{missing[0]} cannot be written: its folder does not exist")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # TF32 would blur fp32 by 1e-3
     config.device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("target", "head", "eagle", "narrow_head", "blind_head"):  # the shipped ones are found from any working directory
@@ -650,8 +652,8 @@ def prepare(config: Config) -> tuple[Target, BlockDraftHead, dict]:
         target = Target.load(config.target, config.dtype, config.device)
         head = BlockDraftHead.from_pretrained(config.head, target.dtype, config.device)
         head.check(target)
-    except (OSError, ValueError) as error:
-        raise BadInput(str(error)) from None
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last two: a device that torch does not know or has not
+        raise BadInput(str(error).splitlines()[0]) from None
     drafters = build_drafters(config, target, head, [name.strip() for name in config.drafters.split(",")])
     return target, head, report_drafters(config, target, head, drafters) if config.report else drafters
 
@@ -770,18 +772,27 @@ def matched_table(tasks: dict[str, dict], by_task: dict[str, list[Answer]], name
     return table
 
 
+def peak_memory() -> str:
+    try:
+        import resource
+    except ImportError:  # Windows does not count it
+        return ""
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes on macOS, KiB elsewhere
+    return f", peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.1f} GiB"
+
+
 def main(arguments: list[str] | None = None) -> int:
-    (config,) = HfArgumentParser(Config, description=__doc__.splitlines()[0]).parse_args_into_dataclasses(args=arguments)
     transformers.utils.logging.disable_progress_bar()
     began = time.time()
     try:
+        config = parse(Config, __doc__, arguments)
         samples = load_samples(config)
         if config.show and config.show not in samples:
             raise BadInput(f"--show {config.show}: there are {', '.join(samples)}")
         target, head, drafters = prepare(config)
         samples = {task: [sample.for_target(target) for sample in rows] for task, rows in samples.items()}
         set_tie_margin(target, samples, config)
-    except BadInput as error:
+    except (BadInput, ValueError) as error:
         print(f"verify.py: {error}", file=sys.stderr)
         return 2
     idle = () if config.report else REPORT_OPTIONS
@@ -806,8 +817,7 @@ def main(arguments: list[str] | None = None) -> int:
     if config.report:
         write_report(tables, results, config)
     untouched = parameter_hash(target.model) == before
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"target parameters {'unchanged' if untouched else 'CHANGED'}; {time.time() - began:.0f} s, peak memory {peak:.1f} GiB")
+    print(f"target parameters {'unchanged' if untouched else 'CHANGED'}; {time.time() - began:.0f} s{peak_memory()}")
     if config.json:
         Path(config.json).write_text(json.dumps(results, indent=1) + "\n")
     if config.cost_of:

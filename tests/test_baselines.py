@@ -14,7 +14,7 @@ from test_decode import LENGTH, case
 import glance
 import train
 from glance import (AutoBudget, BlockDraftHead, CandidateTree, Clock, Context, Eagle3Head, EagleChain, EagleTree, NGram, Round, Target,
-                    best_nodes, generate, grow_tree)  # fmt: skip
+                    best_nodes, decode, generate, grow_tree)  # fmt: skip
 
 
 def build_eagle(target, seed=0, depth=8, **changes):
@@ -325,6 +325,30 @@ def test_the_choice_by_hand():
     assert told((1, 3), 1.0, {1: 1.0, 3: 1.2}).choose(log_probs[:2]) == 1  # there are no three nodes
     assert told((2, 3), 1.0, {2: 1.0, 3: 1.2}).choose(log_probs[:1]) == 1 and told((2,), 1.0, {}).choose([]) == 0
     assert AutoBudget(NGram(), (1, 3)).choose(log_probs) == 1  # nothing measured yet: try each in turn
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_what_auto_accepts_is_within_its_cap(budget):
+    """Its N is its own, whatever the call's budget: the cap of a round follows the tree that it took."""
+    target, inputs, answer, head, _ = taught()
+    generation = generate(target, AutoBudget(EagleTree(head, 4), grid=(1, 3, 5), trials=1), inputs, max_new_tokens=LENGTH, budget=budget)
+    assert all(r.accepted <= r.cap <= len(r.tree) for r in generation.rounds[1:]) and any(r.accepted for r in generation.rounds)
+
+
+def test_auto_refuses_what_it_could_not_use(tiny_target):
+    """A budget of 0 could never be left again; a head inside it is checked like any other."""
+    with pytest.raises(ValueError, match="at least 1"):
+        AutoBudget(NGram(), grid=(0, 3))
+    with pytest.raises(ValueError, match="vocabulary 100"):
+        decode(tiny_target, AutoBudget(build_head(tiny_target, vocab_size=100)), prompt_inputs(0))
+
+
+def test_a_bare_eagle_head_drafts_its_trained_depth():
+    """And it has one layer: a second would be ignored."""
+    target, inputs, answer, head, _ = taught()
+    assert generate(target, head, inputs, max_new_tokens=LENGTH).tokens == answer[:LENGTH]
+    with pytest.raises(ValueError, match="one layer, the config says 2"):
+        Eagle3Head(replace(head.config, num_hidden_layers=2))
 
 
 def test_a_round_teaches_every_smaller_budget():

@@ -357,3 +357,32 @@ def test_the_toy_round_runs(capsys):
     glance.toy_round()
     out = capsys.readouterr().out
     assert "2 drafts accepted, 3 tokens from one target pass" in out and "['blue', 'box']" in out
+
+
+def test_end_ids_of_any_kind_stop_and_others_are_refused():
+    """One id, a list or a tensor; a word is no token id and would never be met. Taps outside the target are refused too."""
+    target, inputs, answer = case(0, 0)
+    for ends in (answer[2], [answer[2]], torch.tensor([answer[2]]), torch.tensor(answer[2])):
+        assert generate(target, None, inputs, max_new_tokens=LENGTH, end_ids=ends).tokens == answer[:3]
+    for ends in ("</s>", [str(answer[2])]):
+        with pytest.raises(ValueError, match="end_ids are token ids"):
+            decode(target, None, inputs, end_ids=ends)
+    for taps in ([-1], [4]):
+        drafter = Spine(build_head(target))
+        drafter.taps = taps
+        with pytest.raises(ValueError, match="outside the target's 4 layers"):
+            decode(target, drafter, inputs)
+
+
+def test_a_drafter_that_returns_nothing_is_named():
+    """The commonest slip: `propose` without its return."""
+
+    class Forgetful:
+        taps = []
+
+        def propose(self, context):
+            CandidateTree.empty(context.root)
+
+    target, inputs, _ = case(0, 0)
+    with pytest.raises(ValueError, match="Forgetful.propose returned nothing"):
+        generate(target, Forgetful(), inputs, max_new_tokens=3)

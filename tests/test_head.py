@@ -417,6 +417,18 @@ def test_another_architecture_is_refused_by_name():
         HeadConfig.from_dict({**FLAT, "architectures": ["DFlash2DraftModel"]})
 
 
+@pytest.mark.parametrize("changes, message", [
+    (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0)), "scaled or several rotary"),
+    (dict(rope_scaling=dict(type="linear", factor=2.0)), "scaled or several rotary"),
+    (dict(rope_parameters=dict(full_attention=dict(rope_theta=1e6), sliding_attention=dict(rope_theta=1e4))), "scaled or several rotary"),
+    (dict(hidden_act="gelu"), "'gelu'"), (dict(layer_types=["full_attention", "sliding"]), "'sliding'"),
+], ids=["yarn", "linear", "by layer type", "gelu", "layer type"])  # fmt: skip
+def test_a_config_that_would_be_misread_is_refused(changes, message):
+    """Each would load without a word, keep the text right and lose acceptance."""
+    with pytest.raises(ValueError, match=message):
+        BlockDraftHead(HeadConfig.from_dict({**FLAT, "mask_token_id": 0, "target_layer_ids": [1, 2], **changes}))
+
+
 def test_missing_config_keys_are_named():
     """All of them at once."""
     with pytest.raises(ValueError, match="head_dim, mask_token_id, target_layer_ids"):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import transformers
+from PIL import Image
 
-from conftest import (VOCAB, Oracle, build_head, build_tiny, library_forward, library_greedy, lively, path_to, prompt_inputs,
+from conftest import (ROOT, VOCAB, Oracle, build_head, build_tiny, library_forward, library_greedy, lively, path_to, prompt_inputs,
                       random_tree, widen)  # fmt: skip
-from glance import CandidateTree, Target, decode, generate
+from glance import CandidateTree, Target, decode, generate, load_processor
 
 NONE, ONE, TWO = (), ((2, 4),), ((2, 4), (4, 6))  # images: patches high and wide
 TAPS = [0, 2]
@@ -276,3 +277,44 @@ def test_embed_and_lm_head_are_the_raw_tables(tiny_target):
         ids, hidden = torch.tensor([3, 9]), torch.randn(2, 32)
         assert torch.equal(target.embed(ids), target.model.get_input_embeddings().weight[ids])
         assert (target.lm_head(hidden) - hidden @ target.model.get_output_embeddings().weight.T).abs().max() < 1e-4
+
+
+# ---- the prompt ----
+
+TURN = "{%% for m in messages %%}<|im_start|>%s<|im_end|>{%% endfor %%}"
+TEMPLATES = {  # how the templates of text-only targets treat a turn that is a list of parts: drop it, print it, choke on it
+    "drops it": TURN % "{{ m.content if m.content is string else '' }}",
+    "prints it": TURN % "{{ m.content }}",
+    "adds to it": TURN % "{{ '' + m.content }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_text_only_prompt_reaches_the_target(tiny_target, template):
+    """A tokenizer's template gets the turn as plain text, and a page for it is refused instead of dropped."""
+    tokenizer = load_processor(ROOT / "checkpoints" / "target").tokenizer
+    tokenizer.chat_template = template
+    target = Target(tiny_target.model, tokenizer)
+    assert tokenizer.decode(target.encode("Read the chart.")["input_ids"][0]) == "<|im_start|>Read the chart.<|im_end|>"
+    with pytest.raises(ValueError, match="takes no images"):
+        target.encode("Read the chart.", [Image.new("RGB", (128, 128))])
+
+
+def test_one_image_or_several(tiny_target):
+    """Alone, in a list or in a tuple; without a processor the error says how to get one."""
+    target, page = Target(tiny_target.model, load_processor(ROOT / "checkpoints" / "target")), Image.new("RGB", (128, 128), "red")
+    alone, *others = [target.encode("Read.", images) for images in (page, [page], (page,))]
+    assert all(torch.equal(alone[name], other[name]) for other in others for name in alone) and "pixel_values" in alone
+    assert len(target.encode("Read.", [page, page])["image_grid_thw"]) == 2
+    with pytest.raises(ValueError, match="without a processor"):
+        tiny_target.encode("Read.")
+
+
+def test_the_oracle_is_greedy_whatever_the_targets_config_says():
+    """Sampling, beams and penalties of the model's own generation config are set aside for the call, and are there again after it."""
+    target = build_tiny(3)
+    inputs, answer = lively(target, 3)
+    own = transformers.GenerationConfig(do_sample=True, num_beams=3, repetition_penalty=1.5, eos_token_id=answer[4], pad_token_id=0)
+    target.model.generation_config = own
+    assert target.library_generate(inputs, max_new_tokens=20, pad_token_id=0)[0, inputs["input_ids"].shape[1] :].tolist() == answer
+    assert target.model.generation_config is own and Target(target.model).tree_error() < 1e-4

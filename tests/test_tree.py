@@ -138,3 +138,15 @@ def test_impossible_budget_or_branch(budget, branch):
     """The error names both values."""
     with pytest.raises(ValueError, match=f"budget={budget}, branch={branch}"):
         grow_tree(torch.zeros(2, 3), 0, budget, branch)
+
+
+@pytest.mark.parametrize("fault, tree", {
+    "starts at token 9, the committed one is 7": ([9], [-1], [0]),
+    "node 1 .* token 64": ([7, 64], [-1, 0], [0, 1]), "node 1 .* token tensor": ([7, torch.tensor(3)], [-1, 0], [0, 1]),
+    "node 1 .* parent 2": ([7, 3, 4], [-1, 2, 1], [0, 1, 1]), "node 2 .* depth 1": ([7, 3, 4], [-1, 0, 1], [0, 1, 1]),
+}.items())  # fmt: skip
+def test_what_is_no_tree_of_r_is_named(fault, tree):
+    """Unchecked, these give another text (a false root or depth), an endless loop (a ring) or no acceptance at all (a tensor)."""
+    with pytest.raises(ValueError, match=fault):
+        glance.CandidateTree(*tree, [0.0] * len(tree[0])).check(7, 64)
+    glance.CandidateTree([7, 3, 4, 3], [-1, 0, 1, 0], [0, 1, 2, 1], [0.0] * 4).check(7, 64)

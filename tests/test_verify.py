@@ -1,6 +1,7 @@
 """verify.py on the shipped checkpoints: the main job, its options, its exit status, and that a broken line turns it red."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from conftest import ROOT
 import glance
 import verify
 from glance import BlockDraftHead, CandidateTree, EntropyLaw, Target, load_processor
-from train import TASKS, build_head, build_text_target, make_page
+from train import TASKS, build_head, build_text_target, make_page, read_rows
 
 SMALL = ["--prompts", "1", "--max-new-tokens", "48"]
 
@@ -105,6 +106,11 @@ def test_the_full_audit_can_fail(monkeypatch, shipped):
     (["--target", "no/such/target"], "no/such/target"),
     (["--data", "no/such/folder"], "no .jsonl file"),
     (["--show", "poem"], "--show poem"),
+    (["--budget", "-1"], "--budget and --temperature are at least 0"),
+    (["--max-new-tokens", "0"], "--max-new-tokens at least 1"),
+    (["--json", "no/such/folder/out.json"], "no/such/folder/out.json cannot be written"),
+    (["--device", "abacus"], "abacus"),
+    (["--bugdet", "3"], "unknown option --bugdet 3"),
 ])  # fmt: skip
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, capsys):
     assert verify.main(arguments) == 2
@@ -112,9 +118,21 @@ def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, capsys):
     assert message in error and "Traceback" not in error
 
 
-def test_unknown_options_are_rejected():
-    with pytest.raises((SystemExit, ValueError)):
-        verify.main(["--bugdet", "3"])
+def test_what_the_targets_own_config_asks_for_stays_out_of_the_oracle(tmp_path, capsys):
+    """A repetition penalty and beams, as hub targets ship them, would change the library's answer: they are named and not applied."""
+    shutil.copytree(ROOT / "checkpoints" / "target", tmp_path / "target")
+    file = tmp_path / "target" / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "repetition_penalty": 1.3, "num_beams": 3}))
+    assert verify.main(["--target", str(tmp_path / "target"), "--tasks", "caption", *SMALL]) == 0
+    assert "not applied, from the target's own generation config: repetition_penalty=1.3, num_beams=3" in capsys.readouterr().out
+    target = Target.load(tmp_path / "target")
+    assert target.model.generation_config.repetition_penalty == 1.3  # set aside for the call, and put back
+
+
+def test_answers_of_one_token(capsys):
+    """The prefill's token is all there is: no round, nothing to divide by."""
+    assert verify.main(["--prompts", "1", "--tasks", "chart", "--max-new-tokens", "1"]) == 0
+    assert "1 of 1 prompts identical" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row, message", [
@@ -128,6 +146,16 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path, row, message):
     (tmp_path / "cut.png").write_bytes(image.read_bytes()[:200])
     (tmp_path / "mine.jsonl").write_text('{"image": "good.png", "prompt": "Read the chart."}\n' + row + "\n")
     with pytest.raises(verify.BadInput, match=f"mine.jsonl, {message}"):
+        verify.load_samples(verify.Config(data=str(tmp_path)))
+
+
+def test_rows_end_at_line_feeds_only(tmp_path):
+    """A JSON text may hold U+2028 as it is; blank lines are no rows; what is not UTF-8 is named."""
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "one\u2028two"}\n\n{"prompt": "three"}\n', "utf-8")
+    rows = verify.load_samples(verify.Config(data=str(tmp_path)))["mine"]
+    assert [row.prompt for row in rows] == ["one\u2028two", "three"] == [row["prompt"] for row in read_rows(tmp_path / "mine.jsonl")]
+    (tmp_path / "mine.jsonl").write_bytes('{"prompt": "Größe"}'.encode("latin-1"))
+    with pytest.raises(verify.BadInput, match="mine.jsonl is not UTF-8"):
         verify.load_samples(verify.Config(data=str(tmp_path)))
 
 
