@@ -13,6 +13,7 @@ A run that was stopped goes on where it last saved. What is drawn depends on the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -751,7 +752,8 @@ def open_eyes(model, probe, processor, steps: int, pages_per_step: int, peak: fl
     for step in (bar := tqdm(range(steps), desc="eyes", mininterval=2)):
         seeds = range(EYE_SEEDS + step * pages_per_step, EYE_SEEDS + (step + 1) * pages_per_step)
         pages = [make_page("drill", seed, 8) if seed % 2 else make_page(("caption", "scene_text")[seed % 4 // 2], seed) for seed in seeds]
-        read = {name: torch.as_tensor(value).to(probe.weight.device) for name, value in processor.image_processor([p.image for p in pages]).items()}
+        read = processor.image_processor([p.image for p in pages]).items()
+        read = {name: torch.as_tensor(value).to(probe.weight.device) for name, value in read}
         for group in optimiser.param_groups:
             group["lr"] = peak * learning_rate(step, steps)
         with torch.autocast(probe.weight.device.type, torch.bfloat16):
@@ -947,8 +949,9 @@ def read_rows(file: str | Path) -> list[dict]:
             if not isinstance(row["prompt"], str):
                 raise TypeError("'prompt' is not text")
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}, line {number}: a row is {{\"image\": path, \"prompt\": text}} ({type(error).__name__}: {error})") from None
-        rows.append({**row, "image": str(Path(file).parent / row["image"])} if row.get("image") else row)
+            wanted = '{"image": path, "prompt": text}'
+            raise ValueError(f"{file}, line {number}: a row is {wanted} ({type(error).__name__}: {error})") from None
+        rows.append({**row, "image": str(Path(file).parent / str(row["image"]))} if row.get("image") else row)
     return rows
 
 
@@ -966,6 +969,12 @@ def row_inputs(target: Target, row: dict, blank: bool = False) -> dict:
     return target.encode(prompt, [Image.new("RGB", image.size, "white") for image in images] if blank and images else images)
 
 
+def fingerprint(target: Target, max_new_tokens: int) -> str:
+    """Tells whose answers a corpus holds: one number of every weight matrix, and how long an answer may be."""
+    numbers = [float(w.flatten()[-1]) for w in target.model.parameters()]
+    return hashlib.sha256(str([*numbers, max_new_tokens]).encode()).hexdigest()[:12]
+
+
 @torch.no_grad()
 def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int = 32, max_new_tokens: int = 160) -> list[dict]:
     """Answer every row; append {..., "ids": [...]} to `out` as it goes, so that a stopped run goes on with what is missing.
@@ -973,11 +982,11 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
     Prompts whose tensors all have the same shapes share a batch: nothing is padded, and each answer is what the library gives
     that prompt alone.
     """
-    out = Path(out)
+    out, by = Path(out), fingerprint(target, max_new_tokens)
     done = [json.loads(line) for line in out.read_text().splitlines(True) if line.endswith("\n")] if out.exists() else []
     for answered, row in zip(done, rows):
-        if {k: answered[k] for k in row} != row:
-            raise ValueError(f"{out} answers other rows than those asked for; delete it or ask for the same rows")
+        if {k: answered.get(k) for k in row} != row or answered.get("by", by) != by:
+            raise ValueError(f"{out} answers other rows, or is of another target or length of answer; delete it or name another --corpus")
     if len(done) >= len(rows):
         return done[: len(rows)]  # and the file is left alone: another part may be reading it
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -1001,7 +1010,7 @@ def train_corpus(target: Target, rows: list[dict], out: str | Path, batch: int =
                         stop = next((i for i, token in enumerate(ids) if token in ends), len(ids) - 1)
                         answers[number] = ids[: stop + 1]  # what follows the end token is padding
                     bar.update(len(numbers))
-            done += [{**row, "ids": answers[number]} for number, row in enumerate(chunk)]
+            done += [{**row, "ids": answers[number], "by": by} for number, row in enumerate(chunk)]
             file.writelines(json.dumps(row) + "\n" for row in done[start:])
             file.flush()
     return done[: len(rows)]
@@ -1065,7 +1074,8 @@ def build_head(target: Target, layers: int, block_size: int, taps: list[int] | N
     if mask_token is None:
         mask_token = tokenizer.mask_token_id
         known = tokenizer.get_vocab()
-        mask_token = known.get(MASK, len(tokenizer) if len(tokenizer) < rows else tokenizer.pad_token_id) if mask_token is None else mask_token
+        unused = len(tokenizer) if len(tokenizer) < rows else tokenizer.pad_token_id
+        mask_token = known.get(MASK, unused) if mask_token is None else mask_token
     heads = text.num_attention_heads
     return kind(HeadConfig(
         hidden_size=width, intermediate_size=getattr(text, "intermediate_size", None) or 4 * width, num_hidden_layers=layers,
@@ -1153,6 +1163,10 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
 
     `eagle` trains the EAGLE-3 head: other loss, same rows in the same order, same tapped layers, schedule and saves.
     """
+    if min(config.head_steps, config.rows_per_step, config.anchors, config.head_layers, config.unroll, config.block_size - 1) < 1:
+        raise ValueError("--head-steps, --rows-per-step, --anchors, --head-layers and --unroll are at least 1, --block-size 2")
+    if not re.fullmatch(r"(\d+(,\d+)*)?", config.taps):
+        raise ValueError(f"--taps are layer numbers with commas between, got {config.taps!r}")
     folder, steps, rows = Path(folder), config.head_steps, pick_rows(rows, config.tasks)
     folder.mkdir(parents=True, exist_ok=True)
     state, log = folder / "training.safetensors", folder / "training.log"
@@ -1160,10 +1174,14 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
     torch.manual_seed(config.seed)
     taps = [int(t) for t in config.taps.split(",") if t] or default_taps(config.head_layers, target.num_layers)
     layers, block, kind = (1, config.unroll + 1, Eagle3Head) if eagle else (config.head_layers, config.block_size, BlockDraftHead)
-    head = build_head(target, layers, block, taps, config.mask_token, kind).to(device=target.device, dtype=torch.float32)
+    head = kind.from_pretrained(config.start) if config.start else build_head(target, layers, block, taps, config.mask_token, kind)
+    head = head.to(device=target.device, dtype=torch.float32)
     optimisers = head_optimisers(head, peak, config.optimizer)
+    head.check(target)
     plan = {"steps": steps, "rows": config.rows_per_step, "anchors": config.anchors, "answers": len(rows),
-            "blank": int(config.blank), "muon": int(config.optimizer == "muon")}  # fmt: skip
+            "layers": head.config.num_hidden_layers, "block": head.config.block_size, "started": int(bool(config.start)),
+            "blank": int(config.blank), "muon": int(config.optimizer == "muon"), "seed": config.seed,
+            "millionths": round(1e6 * peak)}  # fmt: skip
     start = resume(state, {"head": head}, optimisers, plan)
     meter, saved_at = {}, time.time()
     for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc=folder.name, mininterval=2)):
@@ -1235,6 +1253,7 @@ class Config:
     sign_steps: int = option(1500, "last steps, signs above all: of what is to be read they come last")
     sign_lr: float = option(8e-4, "peak learning rate of these")
     corpus_rows: int = option(12000, "rows the target answers")
+    start: str = option("", "head to go on from, a folder or hub id; empty: an untrained one")
     head_steps: int = option(4500, "steps of each head")
     rows_per_step: int = option(4, "answers a step")
     anchors: int = option(40, "blocks an answer")
@@ -1292,7 +1311,8 @@ def main(arguments: list[str] | None = None) -> int:
             rows = read_rows(config.data) if config.data else page_rows(config.corpus_rows)
             rows = train_corpus(target, rows, config.corpus, config.batch, config.max_new_tokens)
             for task, (distinct, tau) in foreseeable(rows, getattr(target.processor, "tokenizer", target.processor)).items():
-                print(f"{task}: {distinct:.0%} of eight-word spans occur once; looking up the longest suffix in the corpus gives tau {tau:.2f}")
+                print(f"{task}: {distinct:.0%} of eight-word spans occur once; "
+                      f"looking up the longest suffix in the corpus gives tau {tau:.2f}")  # fmt: skip
             for name, folder in (("head", config.head), ("eagle", config.eagle)):
                 if part in ("all", name):
                     train_head(target, rows, folder, config, eagle=name == "eagle")

@@ -641,6 +641,8 @@ def prepare(config: Config) -> tuple[Target, BlockDraftHead, dict]:
         raise BadInput(f"--dtype is float32 or bfloat16 and --audit default or full, got {config.dtype} and {config.audit}")
     if config.budget < 0 or config.branch < 1 or config.max_new_tokens < 1 or config.temperature < 0:
         raise BadInput("--budget and --temperature are at least 0, --branch and --max-new-tokens at least 1")
+    if config.temperature > 0 and config.tie_margin:
+        raise BadInput("--tie-margin is for temperature 0 only")
     if missing := [file for file in (config.json, config.rounds) if file and not Path(file).absolute().parent.is_dir()]:
         raise BadInput(f"{missing[0]} cannot be written: its folder does not exist")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # TF32 would blur fp32 by 1e-3
@@ -649,6 +651,8 @@ def prepare(config: Config) -> tuple[Target, BlockDraftHead, dict]:
         if not Path(getattr(config, name)).exists() and (HERE / getattr(config, name)).exists():
             setattr(config, name, str(HERE / getattr(config, name)))
     try:
+        if config.report:
+            Path(config.report).mkdir(parents=True, exist_ok=True)  # now, and not after ten minutes
         target = Target.load(config.target, config.dtype, config.device)
         head = BlockDraftHead.from_pretrained(config.head, target.dtype, config.device)
         head.check(target)
@@ -677,6 +681,8 @@ def build_drafters(config: Config, target: Target, head: BlockDraftHead, names: 
         file, _, own = name.rpartition(":")
         if name not in known and not file.endswith(".py"):
             raise BadInput(f"unknown drafter {name}; there are {', '.join(known)} and my_file.py:MyDrafter")
+        if own in drafters or (file and own in known):
+            raise BadInput(f"two drafters are called {own}")
         try:
             drafters[own] = known[name]() if name in known else own_drafter(file, own, head=head, target=target)
             drafters[own].taps, drafters[own].propose  # noqa: B018
@@ -700,7 +706,8 @@ def environment(config: Config) -> dict:
             "device": config.device, "gpu": gpu, "machine": platform.machine(), "threads": torch.get_num_threads()}  # fmt: skip
 
 
-def measure(target: Target, head: BlockDraftHead, drafters: dict, samples: dict[str, list[Sample]], config: Config) -> dict[str, list[Answer]]:
+def measure(target: Target, drafters: dict, samples: dict[str, list[Sample]], config: Config) -> dict[str, list[Answer]]:
+    """Every prompt by every arm, each prompt's arms one after the other. {task: answers}."""
     first = next(iter(samples.values()))[0]
     for drafter in [None, *drafters.values()]:  # warm-up, not counted
         run_arm(target, drafter, encode(target, first.prompt, first.image), config)
@@ -734,9 +741,9 @@ def report(config: Config, drafters: dict, by_task: dict[str, list[Answer]], div
     print(f"\nlossless: {total['identical']} of {total['prompts']} prompts identical; smallest margin {margin:.2g}, largest noise "
           f"{max(t['noise'] for t in tasks.values()):.2g}; {certified} of {positions} positions certified (margin > 2 x noise there)")  # fmt: skip
     print("speed:    " + ", ".join(f"{n} {v:.2f}x" for n, v in total["geomean_speedup"].items()) + " over greedy (geometric mean of tasks)")
-    print(f"law:      logit p = b0 - b1 H, {names[0]}, pooled: {laws['pooled']}")
+    print(f"law:      logit p = b0 - b1 H, {names[0]}, pooled: {laws['pooled'] or 'not identified: two rounds or fewer'}")
     for task in tasks:
-        print(f"          {task:12s} {laws[task]}")
+        print(f"          {task:12s} {laws[task] or 'not identified: two rounds or fewer'}")
     law = {"pooled": law_json(laws["pooled"]), "tasks": {task: law_json(laws[task]) for task in tasks}}
     return {"config": asdict(config), "environment": environment(config), "tasks": tasks, "total": total, "law": law,
             "matched": asdict(matched), "divergences": divergences}  # fmt: skip
@@ -787,6 +794,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = parse(Config, __doc__, arguments)
         samples = load_samples(config)
+        config.tasks = ",".join(samples)  # what the run line, the JSON and the report's commands name
         if config.show and config.show not in samples:
             raise BadInput(f"--show {config.show}: there are {', '.join(samples)}")
         target, head, drafters = prepare(config)
@@ -804,7 +812,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     before = parameter_hash(target.model)
     blind = drafters.pop("blind", None)  # its states are another page's: it is run apart
-    by_task = measure(target, head, drafters, samples, config)
+    try:
+        by_task = measure(target, drafters, samples, config)
+    except ValueError as error:  # what a drafter of one's own returned, or a prompt beyond what the target can verify
+        print(f"verify.py: {error}", file=sys.stderr)
+        return 2
     everyone = [answer for answers in by_task.values() for answer in answers]
     if config.audit == "full":
         full_audit(target, head, everyone, config, drafters)
@@ -1341,7 +1353,6 @@ def report_tables(target: Target, head, drafters: dict, blind, samples: dict, by
 def write_report(tables: list[Table], results: dict, config: Config) -> None:
     """report.md and report.json. Each table is headed by the command that makes it alone."""
     folder = Path(config.report)
-    folder.mkdir(parents=True, exist_ok=True)
     skipped = ("report", "tables", "json", "rounds", "device")
     changed = {k: v for k, v in asdict(config).items() if v != getattr(Config, k)}
     options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in changed.items() if k not in skipped)

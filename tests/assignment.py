@@ -206,12 +206,22 @@ def check(name: str, function, seed: int = 0) -> None:
 
 
 def source(file: str) -> str:
-    """The code of a file to be judged; of a notebook, all cells but those that show and check."""
+    """The code of a file to be judged; of a notebook what it defines: imports, functions, classes, and assignments that work.
+
+    Cells that show, try or time something are not run, and a cell that is no Python costs its own blank and no other.
+    """
     text = Path(file).read_text(encoding="utf-8")
     if not file.endswith(".ipynb"):
         return text
-    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return "\n\n".join(cell for cell in cells if not cell.startswith(("show(", "check(")))
+    cells, kept = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"], []
+    for cell in cells:
+        with contextlib.suppress(SyntaxError):
+            for node in ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines())).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                    kept.append(ast.unparse(node))
+                elif isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)):
+                    kept.append(f"try:\n{textwrap.indent(ast.unparse(node), '    ')}\nexcept Exception:\n    pass")
+    return "\n\n".join(kept)
 
 
 def worker(file: str, names: list[str], seed: int, limit: float) -> None:
@@ -294,6 +304,8 @@ def main() -> int:
     if options.command == "blanks":
         if options.out.exists() and options.out.read_text(encoding="utf-8") not in ("", blanks()):
             parser.exit(2, f"{options.out} exists and is not the blank file: it may be someone's work, so it stays\n")
+        if not options.out.absolute().parent.is_dir():
+            parser.exit(2, f"{options.out} cannot be written: its folder does not exist\n")
         options.out.write_text(blanks(), encoding="utf-8")
         print(f"{len(CHECKS)} blanks written to {options.out}")
         return 0

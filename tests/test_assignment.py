@@ -509,13 +509,19 @@ def test_the_notebook_runs_unfilled(monkeypatch, capsys):
     assert capsys.readouterr().out.count("not attempted yet") == 9
 
 
-def test_a_notebook_is_graded_like_a_file(command, tmp_path):
-    """One blank filled in among nine; cells that show or check are left out."""
+def test_a_notebook_is_graded_like_a_file(command, tmp_path, monkeypatch):
+    """One blank filled in among nine; cells that show or check are left out.
+
+    So is whatever a student tries beside: a magic, a shell line, a call that fails, a cell that is no Python.
+    """
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    scratch = ["%matplotlib inline\n!ls\nfactor = 1.0", "block_loss_weights(3, 'seven')", "x = ancestor_mask([0, 0])", "def half(:", "1 / 0"]
+    book["cells"] = [{"cell_type": "code", "source": text} for text in scratch] + book["cells"]
     fill = next(c for c in book["cells"] if c["cell_type"] == "code" and "".join(c["source"]).startswith("def block_loss_weights"))
-    fill["source"] = ["def block_loss_weights(offsets, gamma):\n", "    return torch.exp(-torch.arange(offsets) / gamma)"]
+    fill["source"] = ["def block_loss_weights(offsets, gamma):\n", "    return factor * torch.exp(-torch.arange(offsets) / gamma)"]
     file = tmp_path / "work.ipynb"
     file.write_text(json.dumps(book))
+    monkeypatch.chdir(tmp_path)  # an instructor's folder of submissions: glance.py is not in it
     _, r = grades(command, file)
     assert {name: r[name]["points"] for name in r if r[name]["attempted"]} == {"block_loss_weights": 6}
 

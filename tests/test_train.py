@@ -129,10 +129,24 @@ def test_a_stopped_head_training_goes_on_as_if_nothing_happened(tmp_path, optimi
         patch.setattr(train, "block_loss", stop_at_four)
         patch.setattr(train, "SAVE_SECONDS", 0)
         train.train_head(target, rows, tmp_path / "cut", config)
-    with pytest.raises(ValueError, match="belongs to a run of"):
-        train.train_head(target, rows, tmp_path / "cut", replace(config, optimizer="adamw" if optimizer == "muon" else "muon"))
+    for other in {"optimizer": "adamw" if optimizer == "muon" else "muon"}, {"head_layers": 2}, {"seed": 1}, {"head_lr": 2e-3}:
+        with pytest.raises(ValueError, match="belongs to a run of"):
+            train.train_head(target, rows, tmp_path / "cut", replace(config, **other))
     resumed = train.train_head(target, rows, tmp_path / "cut", config)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values()))
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"head_steps": 0}, "--head-steps"),
+    ({"block_size": 1}, "--block-size 2"),
+    ({"taps": "1;2"}, "--taps are layer numbers"),
+    ({"taps": "1,99"}, "99"),
+    ({"tasks": "poem"}, "of task poem"),
+])  # fmt: skip
+def test_head_options_out_of_range_are_named_before_the_first_step(tmp_path, options, message):
+    rows = [{"task": "document", "seed": 7, "ids": list(range(20, 60))}]
+    with pytest.raises(ValueError, match=message):
+        train.train_head(Target.load(SHIPPED), rows, tmp_path, train.Config(**{"head_steps": 1, **options}))
 
 
 def test_an_unknown_optimizer_is_refused():
@@ -166,6 +180,21 @@ def test_a_head_for_ones_own_target_from_rows(tmp_path):
     BlockDraftHead.from_pretrained(tmp_path / "head").check(Target.load(SHIPPED))
 
 
+def test_a_head_goes_on_from_another(tmp_path):
+    """--start: its weights and sizes, whatever the options for an untrained one say; a head of another class is refused."""
+    target, rows = Target.load(SHIPPED), [{"task": "document", "seed": 7, "ids": list(range(20, 60))}]
+    first = train.build_head(target, 1, 8)
+    first.save_pretrained(tmp_path / "first")
+    config = train.Config(start=str(tmp_path / "first"), head_steps=1, rows_per_step=1, anchors=4, head_layers=3, head_lr=1e-9)
+    after = train.train_head(target, rows, tmp_path / "next", config)
+    assert (after.config.num_hidden_layers, after.config.block_size) == (1, 8)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first.state_dict().values(), after.state_dict().values()))
+    untrained = train.train_head(target, rows, tmp_path / "other", replace(config, start="", head_layers=1, block_size=8))
+    assert not torch.allclose(first.layers[0].mlp.gate_proj.weight, untrained.layers[0].mlp.gate_proj.weight, atol=1e-3)
+    with pytest.raises(ValueError):
+        train.train_head(target, rows, tmp_path / "eagle", config, eagle=True)
+
+
 def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
     """Batched answers equal one-by-one answers; a torn last line is answered again."""
     target, rows = Target.load(SHIPPED), train.page_rows(5)
@@ -178,10 +207,16 @@ def test_the_corpus_is_the_targets_own_greedy_answer_and_resumes(tmp_path):
     (tmp_path / "b.jsonl").write_text("".join(lines[:3]) + lines[3][:10])
     assert train.train_corpus(target, rows, tmp_path / "b.jsonl", batch=4, max_new_tokens=16) == whole
     before = (tmp_path / "b.jsonl").stat().st_mtime_ns
-    assert train.train_corpus(target, rows[:3], tmp_path / "b.jsonl") == whole[:3]  # a complete file is read and not written
+    assert train.train_corpus(target, rows[:3], tmp_path / "b.jsonl", max_new_tokens=16) == whole[:3]  # a complete file is read and not written
     assert (tmp_path / "b.jsonl").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="answers other rows"):
-        train.train_corpus(target, train.page_rows(6)[1:], tmp_path / "b.jsonl")
+        train.train_corpus(target, train.page_rows(6)[1:], tmp_path / "b.jsonl", max_new_tokens=16)
+    with pytest.raises(ValueError, match="of another target or length"):
+        train.train_corpus(target, rows, tmp_path / "b.jsonl", max_new_tokens=17)
+    with torch.no_grad():
+        next(target.model.parameters())[-1].add_(1.0)
+    with pytest.raises(ValueError, match="of another target or length"):
+        train.train_corpus(target, rows, tmp_path / "b.jsonl", max_new_tokens=16)
 
 
 def test_all_parts_from_nothing_for_a_target_without_eyes(tmp_path):

@@ -111,6 +111,9 @@ def test_the_full_audit_can_fail(monkeypatch, shipped):
     (["--json", "no/such/folder/out.json"], "no/such/folder/out.json cannot be written"),
     (["--device", "abacus"], "abacus"),
     (["--bugdet", "3"], "unknown option --bugdet 3"),
+    (["--drafters", "glance,spine,glance"], "two drafters are called glance"),
+    (["--temperature", "0.5", "--tie-margin", "auto"], "--tie-margin is for temperature 0 only"),
+    (["--report", "README.md"], "README.md"),
 ])  # fmt: skip
 def test_bad_input_is_one_clear_line_and_exit_2(arguments, message, capsys):
     assert verify.main(arguments) == 2
@@ -165,10 +168,10 @@ def test_an_empty_file_is_named(tmp_path):
         verify.load_samples(verify.Config(data=str(tmp_path)))
 
 
-def test_report_options_are_printed_with_the_report_only(monkeypatch, capsys):
+def test_report_options_are_printed_with_the_report_only(monkeypatch, capsys, tmp_path):
     """A default run says what it ran with, and nothing of what it did not use."""
     monkeypatch.setattr(verify, "show", lambda *_: None)
-    for arguments, there in ([], False), (["--report", "unused"], True):
+    for arguments, there in ([], False), (["--report", str(tmp_path)], True):
         assert verify.main(["--show", "chart", "--prompts", "1", *arguments]) == 0
         assert ("law_rounds=5000" in capsys.readouterr().out) == there
 
@@ -179,7 +182,8 @@ def test_ones_own_pages_with_and_without_image(tmp_path, capsys):
     rows = [{"image": "a.png", "prompt": "Read this document."}, {"prompt": "Read the chart."}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert verify.main(["--data", str(tmp_path), "--max-new-tokens", "24"]) == 0
-    assert "2 of 2 prompts identical" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 of 2 prompts identical" in printed and "tasks=mine" in printed
 
 
 def test_a_target_without_eyes_reads_the_page_as_text(tmp_path, capsys):
@@ -244,3 +248,24 @@ def test_few_rounds_give_no_law():
     law = EntropyLaw(1.0, 0.5, (0.3, 0.7), 299, 0.9)
     assert not law.identified and str(law).startswith("not identified") and EntropyLaw(1.0, 0.5, (0.3, 0.7), 300, 0.9).identified
     assert CandidateTree.empty(3).tokens == [3]
+
+
+def test_rounds_too_few_to_fit_are_said_to_be(capsys):
+    assert verify.main(["--tasks", "chart", "--prompts", "1", "--max-new-tokens", "3", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "pooled: not identified: two rounds or fewer" in printed and "None" not in printed
+
+
+def test_a_drafter_that_breaks_the_rules_is_one_line_and_exit_2(tmp_path, capsys):
+    """What it returned is named; no traceback in a reader's face."""
+    (tmp_path / "mine.py").write_text(
+        "from glance import CandidateTree\n"
+        "class Astray:\n"
+        "    taps = []\n"
+        "    def propose(self, context):\n"
+        "        return CandidateTree([5], [-1], [0], [0.0])\n"
+    )
+    own = f"{tmp_path / 'mine.py'}:Astray"
+    assert verify.main(["--drafters", own, "--tasks", "chart", "--prompts", "1", "--max-new-tokens", "8"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and "verify.py: " in error
