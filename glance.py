@@ -956,6 +956,7 @@ class Context:
     clock: Clock
     memory: dict = field(default_factory=dict)  # the drafter's own notes on this sequence (its cached context)
     last: Round | None = None  # what came of the round before
+    ends: frozenset[int] = frozenset()  # end tokens: nothing below one is ever committed
 
     @property
     def root(self) -> int:
@@ -1098,7 +1099,7 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
     tree, logits = CandidateTree.empty(prompt[-1]), logits[None]
     path, bonus = accept(tree, logits)
     clock.lap("verify")
-    context, rereads = Context(target, prompt, features, budget, branch, max_new_tokens, clock), 0
+    context, rereads = Context(target, prompt, features, budget, branch, max_new_tokens, clock, ends=frozenset(ends)), 0
 
     while True:
         done = settle(tree, path, bonus, logits, ends, context.left)
@@ -1389,51 +1390,75 @@ class EagleChain(EagleTree):
 class AutoBudget:
     """budget="auto": any drafter, with N chosen anew each round from a small grid (the call's own budget is not used).
 
-        N = argmax (1 + c_N S(N)) / (draft + verify(N)),     S(N) = sum of exp(log q) over the N best nodes: expected a
+        N = argmax (1 + sum_{n <= N} c_n s_n) / (draft + verify(N)),     s_n = sum of exp(log q) over the nodes that n adds
+                                                                        to the next smaller budget: accepted, as expected
 
-    What a pass costs is measured: the first rounds try each N of the grid a few times; medians, so that a hiccup counts once.
-    c_N corrects the head's opinion of itself: accepted / expected, both running sums. A round with N nodes tells it for every
-    smaller budget too, as the best nodes come first. All of it is read off `context.last`; none of it can change the text.
+    What a pass costs is measured: the first rounds try each N of the grid a few times; then verify(N) is the straight line
+    through the medians. Medians, so that a hiccup counts once; a line, so that an N that was slow in its few trials, and is
+    never tried again for that, is judged by its neighbours.
+    c_n corrects the head's opinion of itself: accepted / expected of the nodes that n adds, both running sums. A round with N
+    nodes tells it for every smaller budget too, as the best nodes come first. (One factor for the whole tree would hide that
+    the last nodes keep less than they promise.) All of it is read off `context.last`; none of it can change the text.
     """
 
     def __init__(self, drafter, grid: tuple[int, ...] = (1, 3, 7, 15, 31, 63), trials: int = 3):
-        if min(grid, default=0) < 1:
-            raise ValueError(f"the grid holds budgets of at least 1, got {grid}")
+        if min(grid, default=0) < 1 or list(grid) != sorted(set(grid)):
+            raise ValueError(f"the grid holds budgets of at least 1, smallest first, got {grid}")
         self.drafter, self.taps, self.config = drafter, drafter.taps, getattr(drafter, "config", None)
         self.head = getattr(drafter, "head", drafter)  # `decode` checks that it fits the target
         self.grid, self.trials, self.chosen = grid, trials, dict.fromkeys(grid, 0)
         self.draft, self.verify = deque(maxlen=31), {n: deque(maxlen=31) for n in grid}  # seconds
         self.expected, self.accepted = dict.fromkeys(grid, 1.0), dict.fromkeys(grid, 1.0)
+        self.ends, self.size = frozenset(), grid[-1]
 
     @property
     def calibration(self) -> dict[int, float]:
-        """c_N: 1 if the drafter's own probabilities are right."""
-        return {n: self.accepted[n] / self.expected[n] for n in self.grid}
+        """c_n: 1 if the drafter's own probabilities are right. Where rounds are few, mostly that of all nodes together."""
+        pooled = sum(self.accepted.values()) / sum(self.expected.values())
+        return {n: (self.accepted[n] + 10 * pooled) / (self.expected[n] + 10) for n in self.grid}
+
+    def gains(self, tree: CandidateTree) -> dict[int, float]:
+        """s_n for every n of the grid that this tree fills. What stands below an end token is worth nothing."""
+        alive, survive = [True], [0.0]
+        for parent, log_q in zip(tree.parents[1:], tree.log_probs[1:]):
+            alive.append(alive[parent] and not (parent and tree.tokens[parent] in self.ends))
+            survive.append(survive[-1] + alive[-1] * math.exp(log_q))
+        return {n: survive[n] - survive[m] for m, n in zip((0, *self.grid), self.grid) if n < len(survive)}
 
     def learn(self, last: Round) -> None:
-        survive = list(accumulate(math.exp(log_q) for log_q in last.tree.log_probs[1:]))
         self.draft.append(sum(last.seconds.values()) - last.seconds["verify"])
         if len(last.tree) in self.verify:
             self.verify[len(last.tree)].append(last.seconds["verify"])
-        for n in self.grid:
-            if n <= len(last.tree):  # the last fifty rounds count most
-                self.expected[n] = 0.98 * self.expected[n] + survive[n - 1]
-                self.accepted[n] = 0.98 * self.accepted[n] + sum(node <= n for node in last.path)
+        counted = 0
+        for n, gain in self.gains(last.tree).items():  # the last fifty rounds count most
+            accepted = sum(node <= n for node in last.path)
+            self.expected[n] = 0.98 * self.expected[n] + gain
+            self.accepted[n] = 0.98 * self.accepted[n] + accepted - counted
+            counted = accepted
 
-    def choose(self, log_probs: list[float]) -> int:
-        """The best N for a tree whose nodes have these log_probs (node 0 left out), best first."""
-        sizes = [n for n in self.grid if n <= len(log_probs)]
-        tries = min(sizes, key=lambda n: len(self.verify[n]), default=len(log_probs))
+    def choose(self, tree: CandidateTree) -> int:
+        """The best N for this tree, whose nodes stand best first."""
+        gains = self.gains(tree)
+        sizes = list(gains)
+        tries = min(sizes, key=lambda n: len(self.verify[n]), default=len(tree))
         if not sizes or len(self.verify[tries]) < self.trials:
             return tries
-        survive, c, draft = list(accumulate(map(math.exp, log_probs))), self.calibration, statistics.median(self.draft)
-        return max(sizes, key=lambda n: (1 + c[n] * survive[n - 1]) / (draft + statistics.median(self.verify[n])))
+        c, draft = self.calibration, statistics.median(self.draft)
+        kept = dict(zip(sizes, accumulate(c[n] * gain for n, gain in gains.items())))
+        medians = {n: statistics.median(seconds) for n, seconds in self.verify.items() if seconds}
+        slope, start = statistics.linear_regression(*zip(*medians.items())) if len(medians) > 1 else (0.0, *medians.values())
+        best = max(sizes, key=lambda n: (1 + kept[n]) / (draft + start + slope * n))
+        further = sum(self.chosen.values()) % 25 == 24  # one step: what is never tried again is never known better
+        return sizes[min(sizes.index(best) + further, len(sizes) - 1)]
 
     def propose(self, context: Context) -> CandidateTree:
         if context.last and len(context.last.tree):
             self.learn(context.last)
-        tree = self.drafter.propose(replace(context, budget=max(self.grid)))
-        n = self.choose(tree.log_probs[1:])
+        self.ends = context.ends
+        known = all(len(seconds) >= self.trials for seconds in self.verify.values())
+        wider = [n for n in self.grid if n > self.size and known]  # a step up a round, lest a tree is grown to be cut
+        tree = self.drafter.propose(replace(context, budget=wider[0] if wider else self.grid[-1]))
+        n = self.size = self.choose(tree)
         self.chosen[n] = self.chosen.get(n, 0) + 1
         return CandidateTree(*(values[: n + 1] for values in (tree.tokens, tree.parents, tree.depths, tree.log_probs)))
 

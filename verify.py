@@ -1257,7 +1257,7 @@ def budget_table(by_task: dict[str, list[Answer]], auto) -> Table:
         draft = d["stage_ms"]["draft"] + d["stage_ms"]["tree"]
         rows.append([name, sum(nodes) / max(len(nodes), 1), d["tau"], draft, d["stage_ms"]["verify"], d["ms_per_token"], speed,
                      f"{d['identical']} of {len(everyone)}"])  # fmt: skip
-    notes = ["accepted / expected, by N: " + ", ".join(f"{n}: {c:.2f}" for n, c in auto.calibration.items()) + ". Rounds at N: "
+    notes = ["Accepted / expected of the nodes that N adds to the budget before it: " + ", ".join(f"{n}: {c:.2f}" for n, c in auto.calibration.items()) + ". Rounds at N: "
              + ", ".join(f"{n}: {times}" for n, times in auto.chosen.items())]  # fmt: skip
     if all(len(answers) > 1 for answers in by_task.values()):
         ms = [{name: [ms_per_token(answers[half::2], name) for answers in by_task.values()] for name in names} for half in (0, 1)]

@@ -314,17 +314,49 @@ def told(grid, draft, verify, trials=3):
     return auto
 
 
+def fan(*probabilities):
+    """A tree of leaves with these probabilities."""
+    n = len(probabilities)
+    return CandidateTree(list(range(n + 1)), [-1] + [0] * n, [0] + [1] * n, [0.0] + [math.log(q) for q in probabilities])
+
+
 def test_the_choice_by_hand():
     """Three nodes of probability 0.9, 0.5, 0.4 and a draft of 1 s: S(1) = 0.9, S(3) = 1.8."""
-    log_probs = [math.log(q) for q in (0.9, 0.5, 0.4)]
-    assert told((1, 3), 1.0, {1: 1.0, 3: 1.2}).choose(log_probs) == 3  # 1.9 / 2.0 < 2.8 / 2.2
-    assert told((1, 3), 1.0, {1: 1.0, 3: 2.0}).choose(log_probs) == 1  # 0.95 > 2.8 / 3.0
+    tree = fan(0.9, 0.5, 0.4)
+    assert told((1, 3), 1.0, {1: 1.0, 3: 1.2}).choose(tree) == 3  # 1.9 / 2.0 < 2.8 / 2.2
+    assert told((1, 3), 1.0, {1: 1.0, 3: 2.0}).choose(tree) == 1  # 0.95 > 2.8 / 3.0
     doubtful = told((1, 3), 1.0, {1: 1.0, 3: 1.2})
-    doubtful.expected[3], doubtful.accepted[3] = 10.0, 4.0
-    assert doubtful.choose(log_probs) == 1  # 1 + 0.4 x 1.8 = 1.72, over 2.2
-    assert told((1, 3), 1.0, {1: 1.0, 3: 1.2}).choose(log_probs[:2]) == 1  # there are no three nodes
-    assert told((2, 3), 1.0, {2: 1.0, 3: 1.2}).choose(log_probs[:1]) == 1 and told((2,), 1.0, {}).choose([]) == 0
-    assert AutoBudget(NGram(), (1, 3)).choose(log_probs) == 1  # nothing measured yet: try each in turn
+    doubtful.expected, doubtful.accepted = {1: 90.0, 3: 90.0}, {1: 90.0, 3: 0.0}
+    assert doubtful.choose(tree) == 1  # pooled 0.5: nodes 2 and 3 keep 5 of 100: (1 + 0.855) / 2.0 > (1 + 0.855 + 0.045) / 2.2
+    assert told((1, 3), 1.0, {1: 1.0, 3: 1.2}).choose(fan(0.9, 0.5)) == 1  # there are no three nodes
+    assert told((2, 3), 1.0, {2: 1.0, 3: 1.2}).choose(fan(0.9)) == 1 and told((2,), 1.0, {}).choose(fan()) == 0
+    assert AutoBudget(NGram(), (1, 3)).choose(tree) == 1  # nothing measured yet: try each in turn
+
+
+def test_every_25th_round_looks_one_step_further():
+    """A budget that did badly once would else never be tried again."""
+    tree = fan(0.9, 0.5, 0.4)
+    auto = told((1, 3), 1.0, {1: 1.0, 3: 2.0})
+    for round_number in range(50):
+        n = auto.choose(tree)
+        auto.chosen[n] += 1
+        assert n == (3 if round_number % 25 == 24 else 1)
+
+
+def test_an_unlucky_trial_does_not_rule_a_budget_out():
+    """Four budgets on a line of 1 + 0.1 N but for the trials of N = 7, thrice as slow: the best by the line is still chosen."""
+    tree = fan(*[0.9] * 7, *[0.01] * 8)
+    auto = told((1, 3, 7, 15), 1.0, {1: 1.1, 3: 1.3, 7: 5.1, 15: 2.5})
+    assert auto.choose(tree) == 7
+
+
+def test_nothing_below_an_end_token_counts():
+    """Seven sure nodes in a row, the third an end: what is worth verifying is three."""
+    chain = CandidateTree([0, 1, 2, 9, 4, 5, 6, 7], list(range(-1, 7)), list(range(8)), [0.0] * 8)
+    auto = told((1, 3, 7), 1.0, {1: 1.0, 3: 1.0, 7: 1.1})
+    assert auto.choose(chain) == 7
+    auto.ends = frozenset({9})
+    assert auto.choose(chain) == 3 and auto.gains(chain) == {1: 1.0, 3: 2.0, 7: 0.0}
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
@@ -352,12 +384,14 @@ def test_a_bare_eagle_head_drafts_its_trained_depth():
 
 
 def test_a_round_teaches_every_smaller_budget():
-    """Five nodes verified, 1 and 4 accepted: of the best node alone 1, of the best three 1, of five 2."""
+    """Five nodes verified, 1 and 4 accepted: one is the best node, none stands second or third, one fourth or fifth."""
     auto = AutoBudget(NGram(), (1, 3, 5, 9))
     tree = CandidateTree([0] * 6, [-1, 0, 0, 1, 1, 2], [0, 1, 1, 2, 2, 2], [0.0] + [math.log(q) for q in (0.5, 0.25, 0.125, 0.125, 0.125)])
     auto.learn(Round([0] * 3, tree, [1, 4], 0.0, [], None, {"draft": 1.0, "tree": 2.0, "verify": 5.0, "commit": 4.0}))
     assert list(auto.draft) == [7.0] and {n: list(v) for n, v in auto.verify.items()} == {1: [], 3: [], 5: [5.0], 9: []}
-    assert auto.calibration == pytest.approx({1: 1.98 / 1.48, 3: 1.98 / 1.855, 5: 2.98 / 2.105, 9: 1.0})
+    counted = {1: (1.98, 1.48), 3: (0.98, 1.355), 5: (1.98, 1.23), 9: (1.0, 1.0)}  # 0.98 of the 1 that each begins with, and the round
+    pooled = 10 * (1.98 + 0.98 + 1.98 + 1.0) / (1.48 + 1.355 + 1.23 + 1.0)
+    assert auto.calibration == pytest.approx({n: (accepted + pooled) / (expected + 10) for n, (accepted, expected) in counted.items()})
 
 
 class Boastful:
@@ -383,4 +417,5 @@ def test_it_finds_the_best_budget_of_a_known_world(slope):
     best = max(truth, key=lambda n: (1 + truth[n]) / (1.5 + slope * n))
     chosen = {n: count - 3 for n, count in auto.chosen.items()}  # without the trials
     assert max(chosen, key=chosen.get) == best == {0.01: 8, 0.3: 2}[slope]
-    assert auto.calibration[best] == pytest.approx(truth[best] / sum(0.9**k for k in range(1, best + 1)), rel=0.2)
+    told, true = ({n: sum(q**k for k in range(m + 1, n + 1)) for m, n in zip((0, *grid), grid)} for q in (0.9, 0.6))
+    assert all(auto.calibration[n] == pytest.approx(true[n] / told[n], abs=0.1) for n in grid if n <= best)
