@@ -1,6 +1,7 @@
 """Target and heads in checkpoints/, made again from nothing: pages -> a tiny target that reads them -> its answers -> draft heads.
 
-    python train.py               all of it, in order: target, corpus, head, eagle (about two hours on two CPU cores)
+    python train.py               all of it, in order: target, corpus, head, eagle (about five hours on two CPU cores)
+    python train.py --head-steps 4500 --head-seasons 1     the same in two hours, with heads that guess less far
     python train.py target        one part alone; `corpus`, `head` and `eagle` (the EAGLE-3 head it is compared with) likewise
     python train.py head --target <folder or hub id> --data rows.jsonl      a head for a target of your own
     python train.py head --head <folder> --tasks caption,scene_text         a head that never met the other tasks
@@ -1142,6 +1143,12 @@ def eagle_loss(head: Eagle3Head, target: Target, features: torch.Tensor, tokens:
     return loss / weight, torch.stack(right, dim=1).long().cumprod(dim=1).sum(dim=1)
 
 
+def season_rate(step: int, steps: int, seasons: int) -> float:
+    """Share of the peak. A season warms up over 4 % of its steps and falls in a line to zero; the k-th starts from 1 / k of the peak."""
+    season, done = divmod(step * seasons, steps)
+    return min((done / seasons + 1) / max(0.04 * steps / seasons, 1), 1) * (1 - done / steps) / (season + 1)
+
+
 def head_optimisers(head: BlockDraftHead, peak: float, name: str) -> list[torch.optim.Optimizer]:
     """AdamW as in the paper, or Muon for the matrices (norms stay with AdamW): the small head then needs less than half the steps.
 
@@ -1163,8 +1170,8 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
 
     `eagle` trains the EAGLE-3 head: other loss, same rows in the same order, same tapped layers, schedule and saves.
     """
-    if min(config.head_steps, config.rows_per_step, config.anchors, config.head_layers, config.unroll, config.block_size - 1) < 1:
-        raise ValueError("--head-steps, --rows-per-step, --anchors, --head-layers and --unroll are at least 1, --block-size 2")
+    if min(config.head_steps, config.head_seasons, config.rows_per_step, config.anchors, config.head_layers, config.unroll, config.block_size - 1) < 1:
+        raise ValueError("--head-steps, --head-seasons, --rows-per-step, --anchors, --head-layers and --unroll are at least 1, --block-size 2")
     if not re.fullmatch(r"(\d+(,\d+)*)?", config.taps):
         raise ValueError(f"--taps are layer numbers with commas between, got {config.taps!r}")
     folder, steps, rows = Path(folder), config.head_steps, pick_rows(rows, config.tasks)
@@ -1178,7 +1185,7 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
     head = head.to(device=target.device, dtype=torch.float32)
     optimisers = head_optimisers(head, peak, config.optimizer)
     head.check(target)
-    plan = {"steps": steps, "rows": config.rows_per_step, "anchors": config.anchors, "answers": len(rows),
+    plan = {"steps": steps, "seasons": config.head_seasons, "rows": config.rows_per_step, "anchors": config.anchors, "answers": len(rows),
             "layers": head.config.num_hidden_layers, "block": head.config.block_size, "started": int(bool(config.start)),
             "blank": int(config.blank), "muon": int(config.optimizer == "muon"), "seed": config.seed,
             "millionths": round(1e6 * peak)}  # fmt: skip
@@ -1187,7 +1194,7 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
     for step in (bar := tqdm(range(start, steps), initial=start, total=steps, desc=folder.name, mininterval=2)):
         draw = random.Random(f"{config.seed} {step}")
         for group in (group for optimiser in optimisers for group in optimiser.param_groups):
-            group["lr"] = group["peak"] * min((step + 1) / max(0.04 * steps, 1), 1) * (1 - step / steps)
+            group["lr"] = group["peak"] * season_rate(step, steps, config.head_seasons)
         for k in range(config.rows_per_step):
             row = rows[(step * config.rows_per_step + k) % len(rows)]
             loss, run = row_loss(head, target, row, draw, config)
@@ -1254,7 +1261,8 @@ class Config:
     sign_lr: float = option(8e-4, "peak learning rate of these")
     corpus_rows: int = option(12000, "rows the target answers")
     start: str = option("", "head to go on from, a folder or hub id; empty: an untrained one")
-    head_steps: int = option(4500, "steps of each head")
+    head_steps: int = option(18000, "steps of each head")
+    head_seasons: int = option(2, "times that the learning rate falls to zero in these steps")
     rows_per_step: int = option(4, "answers a step")
     anchors: int = option(40, "blocks an answer")
     head_layers: int = option(3, "layers of the head (5 for a target of billions)")

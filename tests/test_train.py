@@ -180,6 +180,14 @@ def test_a_head_for_ones_own_target_from_rows(tmp_path):
     BlockDraftHead.from_pretrained(tmp_path / "head").check(Target.load(SHIPPED))
 
 
+def test_every_season_warms_up_and_falls_to_zero():
+    """Two seasons of 100 steps: 4 % of warm-up, the peak and half of it, next to nothing at either end."""
+    rates = [train.season_rate(step, 200, 2) for step in range(200)]
+    assert rates[0] == pytest.approx(0.25) and max(rates) == rates[3] == pytest.approx(0.97) and rates[99] == pytest.approx(0.01)
+    assert rates[100:] == pytest.approx([rate / 2 for rate in rates[:100]])
+    assert [train.season_rate(step, 3, 1) for step in range(3)] == pytest.approx([1, 2 / 3, 1 / 3])
+
+
 def test_a_head_goes_on_from_another(tmp_path):
     """--start: its weights and sizes, whatever the options for an untrained one say; a head of another class is refused."""
     target, rows = Target.load(SHIPPED), [{"task": "document", "seed": 7, "ids": list(range(20, 60))}]
