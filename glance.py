@@ -1031,7 +1031,7 @@ def acceptor(temperature: float, top_k: int, top_p: float, generator: torch.Gene
     return lambda tree, logits: accept_sampled(tree, sampling_law(logits, temperature, top_k, top_p), generator)
 
 
-def settle(tree: CandidateTree, path: list[int], bonus: int, logits: Tensor, ends: set[int], left: int) -> Round:
+def settle(tree: CandidateTree, path: list[int], bonus: int, logits: Tensor, ends: frozenset[int], left: int) -> Round:
     """What a pass commits: the path and the bonus, cut at the first end token (it may sit inside the path) and at the limit."""
     tokens = ([tree.tokens[i] for i in path] + [bonus])[:left]
     stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
@@ -1078,10 +1078,10 @@ def decode(target: Target, drafter, inputs: dict, *, max_new_tokens: int = 128, 
         raise ValueError(f"taps {list(drafter.taps)} reach outside the target's {target.num_layers} layers")
     if hasattr(head := getattr(drafter, "head", drafter), "check"):  # the spine and others carry a head
         head.check(target)
-    return rounds(target, drafter, inputs, accept, set(ends), max_new_tokens, budget, branch, tie_margin, keep_logits)
+    return rounds(target, drafter, inputs, accept, frozenset(ends), max_new_tokens, budget, branch, tie_margin, keep_logits)
 
 
-def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_new_tokens: int, budget: int, branch: int,
+def rounds(target: Target, drafter, inputs: dict, accept, ends: frozenset[int], max_new_tokens: int, budget: int, branch: int,
            tie_margin: float | None, keep_logits: bool):  # fmt: skip
     """The loop behind `decode`.
 
@@ -1099,7 +1099,7 @@ def rounds(target: Target, drafter, inputs: dict, accept, ends: set[int], max_ne
     tree, logits = CandidateTree.empty(prompt[-1]), logits[None]
     path, bonus = accept(tree, logits)
     clock.lap("verify")
-    context, rereads = Context(target, prompt, features, budget, branch, max_new_tokens, clock, ends=frozenset(ends)), 0
+    context, rereads = Context(target, prompt, features, budget, branch, max_new_tokens, clock, ends=ends), 0
 
     while True:
         done = settle(tree, path, bonus, logits, ends, context.left)
@@ -1452,9 +1452,9 @@ class AutoBudget:
         return sizes[min(sizes.index(best) + further, len(sizes) - 1)]
 
     def propose(self, context: Context) -> CandidateTree:
+        self.ends = context.ends
         if context.last and len(context.last.tree):
             self.learn(context.last)
-        self.ends = context.ends
         known = all(len(seconds) >= self.trials for seconds in self.verify.values())
         wider = [n for n in self.grid if n > self.size and known]  # a step up a round, lest a tree is grown to be cut
         tree = self.drafter.propose(replace(context, budget=wider[0] if wider else self.grid[-1]))

@@ -971,7 +971,7 @@ def row_inputs(target: Target, row: dict, blank: bool = False) -> dict:
 
 
 def fingerprint(target: Target, max_new_tokens: int) -> str:
-    """Tells whose answers a corpus holds: one number of every weight matrix, and how long an answer may be."""
+    """Tells whose answers a corpus holds: one number of every weight tensor, and how long an answer may be."""
     numbers = [float(w.flatten()[-1]) for w in target.model.parameters()]
     return hashlib.sha256(str([*numbers, max_new_tokens]).encode()).hexdigest()[:12]
 
@@ -1170,8 +1170,9 @@ def train_head(target: Target, rows: list[dict], folder: str | Path, config: Con
 
     `eagle` trains the EAGLE-3 head: other loss, same rows in the same order, same tapped layers, schedule and saves.
     """
-    if min(config.head_steps, config.head_seasons, config.rows_per_step, config.anchors, config.head_layers, config.unroll, config.block_size - 1) < 1:
-        raise ValueError("--head-steps, --head-seasons, --rows-per-step, --anchors, --head-layers and --unroll are at least 1, --block-size 2")
+    counts = ("head_steps", "head_seasons", "rows_per_step", "anchors", "head_layers", "unroll")
+    if min(config.block_size - 1, *(getattr(config, name) for name in counts)) < 1:
+        raise ValueError(f"{', '.join('--' + name.replace('_', '-') for name in counts)} are at least 1, --block-size 2")
     if not re.fullmatch(r"(\d+(,\d+)*)?", config.taps):
         raise ValueError(f"--taps are layer numbers with commas between, got {config.taps!r}")
     folder, steps, rows = Path(folder), config.head_steps, pick_rows(rows, config.tasks)

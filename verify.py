@@ -712,14 +712,18 @@ def measure(target: Target, drafters: dict, samples: dict[str, list[Sample]], co
     first = next(iter(samples.values()))[0]
     for drafter in [None, *drafters.values()]:  # warm-up, not counted
         run_arm(target, drafter, encode(target, first.prompt, first.image), config)
-    gc.freeze()  # what is loaded is not searched for garbage again: that took 0.2 s in the middle of a round
     by_task, total = {task: [] for task in samples}, sum(map(len, samples.values()))
-    with tqdm(total=total, unit="prompt", file=sys.stderr) as bar:
-        for task, rows in samples.items():
-            bar.set_description(task)
-            for i, sample in enumerate(rows):
-                by_task[task].append(answer_prompt(target, drafters, sample, swap_partner(rows, i), config))
-                bar.update()
+    gc.collect()
+    gc.freeze()  # what is loaded is not searched for garbage meanwhile: that took 0.2 s in the middle of a round
+    try:
+        with tqdm(total=total, unit="prompt", file=sys.stderr) as bar:
+            for task, rows in samples.items():
+                bar.set_description(task)
+                for i, sample in enumerate(rows):
+                    by_task[task].append(answer_prompt(target, drafters, sample, swap_partner(rows, i), config))
+                    bar.update()
+    finally:
+        gc.unfreeze()
     return by_task
 
 
@@ -743,9 +747,10 @@ def report(config: Config, drafters: dict, by_task: dict[str, list[Answer]], div
     print(f"\nlossless: {total['identical']} of {total['prompts']} prompts identical; smallest margin {margin:.2g}, largest noise "
           f"{max(t['noise'] for t in tasks.values()):.2g}; {certified} of {positions} positions certified (margin > 2 x noise there)")  # fmt: skip
     print("speed:    " + ", ".join(f"{n} {v:.2f}x" for n, v in total["geomean_speedup"].items()) + " over greedy (geometric mean of tasks)")
-    print(f"law:      logit p = b0 - b1 H, {names[0]}, pooled: {laws['pooled'] or 'not identified: two rounds or fewer'}")
+    said = {group: law or "not identified: two rounds or fewer" for group, law in laws.items()}
+    print(f"law:      logit p = b0 - b1 H, {names[0]}, pooled: {said['pooled']}")
     for task in tasks:
-        print(f"          {task:12s} {laws[task] or 'not identified: two rounds or fewer'}")
+        print(f"          {task:12s} {said[task]}")
     law = {"pooled": law_json(laws["pooled"]), "tasks": {task: law_json(laws[task]) for task in tasks}}
     return {"config": asdict(config), "environment": environment(config), "tasks": tasks, "total": total, "law": law,
             "matched": asdict(matched), "divergences": divergences}  # fmt: skip
@@ -1259,8 +1264,9 @@ def budget_table(by_task: dict[str, list[Answer]], auto) -> Table:
         draft = d["stage_ms"]["draft"] + d["stage_ms"]["tree"]
         rows.append([name, sum(nodes) / max(len(nodes), 1), d["tau"], draft, d["stage_ms"]["verify"], d["ms_per_token"], speed,
                      f"{d['identical']} of {len(everyone)}"])  # fmt: skip
-    notes = ["Accepted / expected of the nodes that N adds to the budget before it: " + ", ".join(f"{n}: {c:.2f}" for n, c in auto.calibration.items()) + ". Rounds at N: "
-             + ", ".join(f"{n}: {times}" for n, times in auto.chosen.items())]  # fmt: skip
+    kept = ", ".join(f"{n}: {c:.2f}" for n, c in auto.calibration.items())
+    chosen = ", ".join(f"{n}: {times}" for n, times in auto.chosen.items())
+    notes = [f"Accepted / expected of the nodes that N adds to the budget before it: {kept}. Rounds at N: {chosen}"]
     if all(len(answers) > 1 for answers in by_task.values()):
         ms = [{name: [ms_per_token(answers[half::2], name) for answers in by_task.values()] for name in names} for half in (0, 1)]
         notes.append(f"Speed of auto over the budget that was best on the other half of prompts: {auto_against_fixed(ms):.3f}")

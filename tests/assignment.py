@@ -205,6 +205,14 @@ def check(name: str, function, seed: int = 0) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def statements(cell: str) -> list[ast.stmt]:
+    """A notebook cell's statements; only if it is no Python as it stands, without its magics. Raises SyntaxError if that is none either."""
+    try:
+        return ast.parse(cell).body
+    except SyntaxError:
+        return ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines())).body
+
+
 def source(file: str) -> str:
     """The code of a file to be judged; of a notebook what it defines: imports, functions, classes, and assignments that work.
 
@@ -216,7 +224,7 @@ def source(file: str) -> str:
     cells, kept = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"], []
     for cell in cells:
         with contextlib.suppress(SyntaxError):
-            for node in ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines())).body:
+            for node in statements(cell):
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                     kept.append(ast.unparse(node))
                 elif isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)):

@@ -518,7 +518,7 @@ def test_a_notebook_is_graded_like_a_file(command, tmp_path, monkeypatch):
     scratch = ["%matplotlib inline\n!ls\nfactor = 1.0", "block_loss_weights(3, 'seven')", "x = ancestor_mask([0, 0])", "def half(:", "1 / 0"]
     book["cells"] = [{"cell_type": "code", "source": text} for text in scratch] + book["cells"]
     fill = next(c for c in book["cells"] if c["cell_type"] == "code" and "".join(c["source"]).startswith("def block_loss_weights"))
-    fill["source"] = ["def block_loss_weights(offsets, gamma):\n", "    return factor * torch.exp(-torch.arange(offsets) / gamma)"]
+    fill["source"] = ["def block_loss_weights(offsets, gamma):\n", "    return (factor + 7\n", "            % 7) * torch.exp(-torch.arange(offsets) / gamma)"]
     file = tmp_path / "work.ipynb"
     file.write_text(json.dumps(book))
     monkeypatch.chdir(tmp_path)  # an instructor's folder of submissions: glance.py is not in it
